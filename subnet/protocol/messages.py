@@ -1,0 +1,271 @@
+"""What members say to the coordinator and to each other: msgspec structs, versioned, decoding is validating.
+
+Every claim carries the member (incarnation) that makes it; the request that carries it is signed by the member's hotkey.
+A claim is repeated until the fold shows its event: the event is the acknowledgement.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from subnet.errors import Refusal
+from subnet.words import Commitment, Cursor, Member
+
+LIMIT_REPORT_BYTES = 4 << 20
+LIMIT_JOIN_BYTES = 64 << 10
+LIMIT_SUBMISSION_BYTES = 32 << 20
+LIMIT_GRANTS = 1024
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """Answer of ``GET /v1/hello`` (public)."""
+
+    protocol_min: int
+    protocol_max: int
+    time_ns: int
+    hotkey: str
+    term: int
+    head_number: int
+    run: str | None
+    """Name of the active run."""
+    waiting_for: str = ""
+
+
+class JoinRequest(msgspec.Struct, frozen=True):
+    """``POST /v1/join``; idempotent by ``boot``."""
+
+    version: int
+    run: str
+    boot: str
+    host: str
+    port: int
+    hardware_class: tuple[str, ...]
+    seen: Cursor
+    """Highest (term, head) this process has seen."""
+
+
+class JoinAnswer(msgspec.Struct, frozen=True):
+    """``accepted``: watch the stream for ``Joined`` with your boot id. Otherwise ``refusal`` says why and when to retry."""
+
+    accepted: bool
+    refusal: Refusal | None = None
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+    """Base of what a member reports."""
+
+
+class ForwardReceipt(Claim, tag="F"):
+    step: int
+    microbatch: int
+    stage: int
+    generation: int
+    input: str
+    output: str
+    compute_s: float
+    loss_bits: int | None = None
+
+
+class BackwardReceipt(Claim, tag="B"):
+    step: int
+    microbatch: int
+    stage: int
+    generation: int
+    input: str
+    output: str
+    compute_s: float
+    loss_bits: int | None = None
+
+
+class NotAccumulatedClaim(Claim, tag="N"):
+    step: int
+    microbatch: int
+    stage: int
+    generation: int
+
+
+class FailedClaim(Claim, tag="X"):
+    step: int
+    microbatch: int
+    stage: int
+    generation: int
+    failure: str
+    reason: str
+
+
+class MissingClaim(Claim, tag="M"):
+    """``microbatch``'s boundary into ``stage`` can't be had: the forward one (``backward`` False) or the gradient."""
+
+    step: int
+    microbatch: int
+    stage: int
+    backward: bool
+
+
+class UpdatedClaim(Claim, tag="U"):
+    step: int
+    root: str
+
+
+class CommitClaim(Claim, tag="C"):
+    step: int
+    group: int
+    number: int
+    commitment: Commitment
+
+
+class MergedClaim(Claim, tag="G"):
+    step: int
+    group: int
+    version: int
+    partition: int
+    hash: str
+    blob: str
+    size_bytes: int
+    squares: str
+
+
+class FingerprintClaim(Claim, tag="P"):
+    step: int
+    group: int
+    version: int
+    stage: int
+    values: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+class CheckClaim(Claim, tag="K"):
+    step: int
+    group: int
+    version: int
+    ok: bool
+
+
+class SnapshotClaim(Claim, tag="S"):
+    step: int
+    stage: int
+    manifest: str
+    root: str
+
+
+class LeavingClaim(Claim, tag="L"):
+    """SIGTERM: hands everything back."""
+
+
+AnyClaim = (
+    ForwardReceipt
+    | BackwardReceipt
+    | NotAccumulatedClaim
+    | FailedClaim
+    | MissingClaim
+    | UpdatedClaim
+    | CommitClaim
+    | MergedClaim
+    | FingerprintClaim
+    | CheckClaim
+    | SnapshotClaim
+    | LeavingClaim
+)
+
+
+class Report(msgspec.Struct, frozen=True):
+    """``POST /v1/reports``: claims of one member, in order.
+
+    ``receipts_root`` is the Merkle root over the encoded receipts of this batch and ``receipts_signature`` the hotkey's
+    signature over it, so that one receipt can be proven later without the others.
+    """
+
+    version: int
+    run: str
+    member: Member
+    cursor: Cursor
+    claims: tuple[AnyClaim, ...]
+    receipts_root: bytes = b""
+    receipts_signature: bytes = b""
+
+
+class ReportAnswer(msgspec.Struct, frozen=True):
+    """``known`` False: this incarnation is void; join again with a new boot id."""
+
+    known: bool
+    head_number: int
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """``POST /v1/heartbeat``, from a process without torch; ``ticks`` counts turns of the main process's event loop."""
+
+    version: int
+    boot: str
+    ticks: int
+    suspect: str = ""
+
+
+class GrantRequest(msgspec.Struct, frozen=True):
+    """``POST /v1/grants``: presigned URLs for blobs. ``size_bytes`` is required to put."""
+
+    version: int
+    run: str
+    put: bool
+    blobs: tuple[tuple[str, int], ...]
+    retention: str = "log"
+
+
+class PeerFrame(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+    """Base of peer headers; the body is the raw buffer."""
+
+
+class BoundaryFrame(PeerFrame, tag="b"):
+    """A boundary tensor: forward output of ``stage`` (``backward`` False) or its input gradient."""
+
+    run: str
+    step: int
+    microbatch: int
+    stage: int
+    backward: bool
+    sender: Member
+    generation: int
+    hash: str
+
+
+class NeedFrame(PeerFrame, tag="n"):
+    """Please send the boundary that ``stage`` produced."""
+
+    run: str
+    step: int
+    microbatch: int
+    stage: int
+    backward: bool
+    sender: Member
+
+
+class SliceFrame(PeerFrame, tag="s"):
+    """A packed slice of a partial, for its owner; ``hash`` is of the canonical bytes."""
+
+    run: str
+    step: int
+    group: int
+    partition: int
+    stage: int
+    sender: Member
+    hash: str
+    num_items: int
+    packing: str
+
+
+class NeedSliceFrame(PeerFrame, tag="q"):
+    run: str
+    step: int
+    group: int
+    partition: int
+    stage: int
+    hash: str
+    sender: Member
+
+
+AnyPeerFrame = BoundaryFrame | NeedFrame | SliceFrame | NeedSliceFrame
+
+
+class UnitReport(msgspec.Struct, frozen=True):
+    """Cost of the model's units on the submitter's machine, in seconds, or FLOPs per token where not measured."""
+
+    costs: tuple[float, ...]
+    measured: bool

@@ -1,0 +1,226 @@
+"""The run file as a typed object: every section is a frozen struct whose construction checks it.
+
+The same struct is what ``run.toml`` decodes to, what travels in a submission, and what ``RunPlanned`` journals.
+A wrong value raises :class:`~subnet.errors.ConfigError` naming the key, the value, and what is allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from subnet.errors import ConfigError
+
+
+def _check(ok: bool, key: str, value: object, allowed: str) -> None:
+    if not ok:
+        raise ConfigError(f"{key} = {value!r} is not allowed", hint=f"allowed: {allowed}")
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    pass
+
+
+class RunSection(_Section):
+    name: str
+    """Letters, digits, ``-`` and ``_``; names the run on the validator."""
+    seed: int = 0
+    steps: int = 100
+    """Number of optimizer steps."""
+
+    def __post_init__(self) -> None:
+        ok = 0 < len(self.name) <= 64 and all(c.isalnum() or c in "-_" for c in self.name)
+        _check(ok, "run.name", self.name, "1 to 64 letters, digits, - and _")
+        _check(0 <= self.seed < 2**63, "run.seed", self.seed, "0 to 2^63 - 1")
+        _check(1 <= self.steps <= 10_000_000, "run.steps", self.steps, "1 to 10,000,000")
+
+
+class ModelSection(_Section):
+    config: dict[str, Any] | None = None
+    """A ``transformers`` config as a table (``model_type`` included), or None when ``pretrained`` is given."""
+    pretrained: str | None = None
+    """A Hugging Face directory whose weights the run starts from."""
+    attention: str = "sdpa"
+
+    def __post_init__(self) -> None:
+        both = (self.config is None) == (self.pretrained is None)
+        _check(not both, "model.config / model.pretrained", "both or neither", "exactly one of the two")
+        _check(self.attention in ("sdpa", "eager"), "model.attention", self.attention, "sdpa, eager")
+
+
+class DataSection(_Section):
+    sources: tuple[str, ...] = ()
+    """Text files, JSONL files (field ``text``) or a directory made by ``iota data prepare``."""
+    tokenizer: str = ""
+    """Path of a ``tokenizer.json``; empty: a byte-level BPE of the model's vocabulary size is trained."""
+    sequence_length: int = 128
+    holdout_fraction: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check(8 <= self.sequence_length <= 131_072, "data.sequence_length", self.sequence_length, "8 to 131072")
+        ok = 0.0 <= self.holdout_fraction <= 0.5
+        _check(ok, "data.holdout_fraction", self.holdout_fraction, "0 to 0.5")
+
+
+class ObjectiveSection(_Section):
+    kind: str = "causal_lm"
+    ce_chunk_tokens: int = 1024
+    """Tokens per piece of the chunked cross-entropy; part of the run's arithmetic."""
+
+    def __post_init__(self) -> None:
+        _check(self.kind == "causal_lm", "objective.kind", self.kind, "causal_lm")
+        _check(1 <= self.ce_chunk_tokens <= 2**20, "objective.ce_chunk_tokens", self.ce_chunk_tokens, "1 to 2^20")
+
+
+class OptimizerSection(_Section):
+    kind: str = "adamw"
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    """Global gradient norm; 0 switches clipping off."""
+
+    def __post_init__(self) -> None:
+        _check(self.kind == "adamw", "optimizer.kind", self.kind, "adamw")
+        _check(0 < self.learning_rate <= 10, "optimizer.learning_rate", self.learning_rate, "above 0, at most 10")
+        _check(all(0 <= b < 1 for b in self.betas), "optimizer.betas", self.betas, "two numbers in [0, 1)")
+        _check(0 < self.epsilon <= 1, "optimizer.epsilon", self.epsilon, "above 0, at most 1")
+        _check(0 <= self.weight_decay <= 10, "optimizer.weight_decay", self.weight_decay, "0 to 10")
+        _check(0 <= self.clip_norm <= 1e6, "optimizer.clip_norm", self.clip_norm, "0 (off) to 1e6")
+
+
+class ScheduleSection(_Section):
+    kind: str = "cosine"
+    warmup_steps: int = 0
+    final_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check(self.kind in ("cosine", "constant"), "schedule.kind", self.kind, "cosine, constant")
+        _check(self.warmup_steps >= 0, "schedule.warmup_steps", self.warmup_steps, "0 or more")
+        _check(0 <= self.final_fraction <= 1, "schedule.final_fraction", self.final_fraction, "0 to 1")
+
+
+class PipelineSection(_Section):
+    stages: int = 1
+    microbatches: int = 8
+    microbatch_rows: int = 4
+    chunks: int = 1
+    """Chunks of a microbatch, worked on one after the other; each has the exact shape rows / chunks."""
+    update_delay: int = 0
+
+    def __post_init__(self) -> None:
+        _check(1 <= self.stages <= 256, "pipeline.stages", self.stages, "1 to 256")
+        _check(1 <= self.microbatches <= 2**14, "pipeline.microbatches", self.microbatches, "1 to 16384 (sums stay exact)")
+        _check(1 <= self.microbatch_rows <= 4096, "pipeline.microbatch_rows", self.microbatch_rows, "1 to 4096")
+        ok = 1 <= self.chunks <= self.microbatch_rows and self.microbatch_rows % self.chunks == 0
+        _check(ok, "pipeline.chunks", self.chunks, "a divisor of microbatch_rows")
+        _check(self.update_delay == 0, "pipeline.update_delay", self.update_delay, "0")
+
+
+class LanesSection(_Section):
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _check(self.count == 1, "lanes.count", self.count, "1")
+
+
+class PrecisionSection(_Section):
+    compute: str = "fp32"
+    num_threads: int = 1
+    """Compute threads of every miner; changes bits, so it is part of the run."""
+
+    def __post_init__(self) -> None:
+        _check(self.compute in ("fp32", "bf16"), "precision.compute", self.compute, "fp32, bf16")
+        _check(1 <= self.num_threads <= 256, "precision.num_threads", self.num_threads, "1 to 256")
+
+
+class MergeSection(_Section):
+    qmax: int = 1023
+    owners: int = 1
+    packing: str = "bytes"
+    """How sums travel: ``bytes`` (next byte width; fast links) or ``bits`` (exact width; slow links)."""
+
+    def __post_init__(self) -> None:
+        _check(3 <= self.qmax <= 1023, "merge.qmax", self.qmax, "3 to 1023")
+        _check(self.owners == 1, "merge.owners", self.owners, "1")
+        _check(self.packing in ("bytes", "bits"), "merge.packing", self.packing, "bytes, bits")
+
+
+class SnapshotSection(_Section):
+    every_steps: int = 50
+
+    def __post_init__(self) -> None:
+        _check(self.every_steps >= 1, "snapshot.every_steps", self.every_steps, "1 or more")
+
+
+class EvaluationSection(_Section):
+    every_steps: int = 0
+    """0: only before the first step and after the last."""
+    rows: int = 16
+    """Hold-out rows, rounded up to whole microbatches; 0 switches evaluation off."""
+
+    def __post_init__(self) -> None:
+        _check(self.every_steps >= 0, "evaluation.every_steps", self.every_steps, "0 or more")
+        _check(0 <= self.rows <= 2**20, "evaluation.rows", self.rows, "0 to 2^20")
+
+
+class HardwareSection(_Section):
+    policy: str = "pinned"
+
+    def __post_init__(self) -> None:
+        _check(self.policy == "pinned", "hardware.policy", self.policy, "pinned")
+
+
+class AuditSection(_Section):
+    rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.rate == 0.0, "audit.rate", self.rate, "0 (audits come with verified work)")
+
+
+class RunConfig(_Section):
+    """A whole run file. Build it, or load it with :func:`subnet.run.runfile.load_run_file`."""
+
+    run: RunSection
+    model: ModelSection
+    data: DataSection = DataSection()
+    objective: ObjectiveSection = ObjectiveSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    schedule: ScheduleSection = ScheduleSection()
+    pipeline: PipelineSection = PipelineSection()
+    lanes: LanesSection = LanesSection()
+    precision: PrecisionSection = PrecisionSection()
+    merge: MergeSection = MergeSection()
+    snapshot: SnapshotSection = SnapshotSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    hardware: HardwareSection = HardwareSection()
+    audit: AuditSection = AuditSection()
+
+    def __post_init__(self) -> None:
+        rows, seq = self.pipeline.microbatch_rows, self.data.sequence_length
+        _check(
+            self.pipeline.microbatches * self.merge.qmax < 2**24,
+            "merge.qmax · pipeline.microbatches",
+            self.pipeline.microbatches * self.merge.qmax,
+            "below 2^24, so that fp32 adds whole numbers exactly",
+        )
+        _check(rows * seq <= 2**22, "pipeline.microbatch_rows · data.sequence_length", rows * seq, "at most 2^22 tokens")
+
+    @property
+    def num_evaluation_items(self) -> int:
+        """Hold-out microbatches of one evaluation."""
+        return -(-self.evaluation.rows // self.pipeline.microbatch_rows)
+
+    def evaluates_at(self, step: int) -> bool:
+        """Whether the state before update ``step`` (``steps``: the final state) is evaluated."""
+        if not self.evaluation.rows or step < 0:
+            return False
+        every = self.evaluation.every_steps
+        return step in (0, self.run.steps) or (every > 0 and step % every == 0)
+
+    @property
+    def tokens_per_step(self) -> int:
+        p = self.pipeline
+        return p.microbatches * p.microbatch_rows * self.data.sequence_length

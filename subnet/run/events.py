@@ -1,0 +1,370 @@
+"""The journal's events: past facts, one frozen struct each, one tagged union.
+
+Whoever folds the same events (coordinator, members, followers, tools) holds the same state. What may be journaled when is
+enforced by :mod:`validator.intake` and :mod:`validator.decide`; what an event does is in :mod:`subnet.run.apply`.
+
+Q events (``QUORUM_EVENTS``) take effect outside the coordinator only when the log store has them; nothing at or after an
+unacknowledged Q event leaves the coordinator.
+
+Changing a field, a tag or an order here changes every journal: bump ``EVENTS_VERSION`` and write a reader for the old one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from subnet.run.config import RunConfig
+from subnet.run.schedule import StepScalars
+from subnet.words import Commitment, Cursor, GroupShape, Member, TensorSpec
+
+EVENTS_VERSION = 1
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+    """Base of all events; the tag is the class name."""
+
+
+class RunPlanned(Event, tag="RunPlanned"):
+    """First event of a run: everything that is frozen for its whole life."""
+
+    run_id: str
+    config: RunConfig
+    model_config: dict[str, Any]
+    unit_tensors: tuple[tuple[TensorSpec, ...], ...]
+    """Tensors of embedding, each layer, head, in canonical order."""
+    unit_flops_per_token: tuple[float, ...]
+    tied: TensorSpec | None
+    cuts: tuple[int, ...]
+    groups: tuple[GroupShape, ...]
+    data: str
+    """Blob hash of the data manifest."""
+    snapshot: str
+    """Blob hash of snapshot 0's manifest (the whole model)."""
+    tokenizer: str
+    submitter: str
+
+
+class TermStarted(Event, tag="TermStarted"):
+    """Q. A validator leads from here on; voids every lease, partial and incarnation of unsealed work."""
+
+    number: int
+    hotkey: str
+    nonce: str
+
+
+class HardwareClassSet(Event, tag="HardwareClassSet"):
+    """The run's hardware class: golden hashes, one per stage, reported by the operator or by two coldkeys."""
+
+    hashes: tuple[str, ...]
+    by: str
+
+
+class Joined(Event, tag="Joined"):
+    """A process became a member; any older incarnation of its hotkey is dropped."""
+
+    member: Member
+    coldkey: str
+    stage: int
+    boot: str
+    host: str
+    port: int
+
+
+class Gone(Event, tag="Gone"):
+    """A member left: ``lost``, ``left`` (SIGTERM), ``silent``, ``liar``, ``checksum``, ``replaced``."""
+
+    member: Member
+    why: str
+
+
+class Updated(Event, tag="Updated"):
+    """The member's state is that before update ``step``; ``root`` is its stage root there ("" before step -1)."""
+
+    member: Member
+    step: int
+    root: str
+
+
+class StepPlanned(Event, tag="StepPlanned"):
+    """Opens step ``step``. ``num_training`` is M, or 0 for the last, evaluating step; items M.. are hold-out items."""
+
+    step: int
+    num_training: int
+    num_evaluation: int
+    scalars: StepScalars | None
+
+
+class Leased(Event, tag="Leased"):
+    step: int
+    microbatch: int
+    stage: int
+    member: Member
+    generation: int
+
+
+class ReplayLeased(Event, tag="ReplayLeased"):
+    """The member computes the item again and serves its boundaries; it never accumulates."""
+
+    step: int
+    microbatch: int
+    stage: int
+    member: Member
+    generation: int
+
+
+class Revoking(Event, tag="Revoking"):
+    step: int
+    microbatch: int
+    stage: int
+    generation: int
+
+
+class NotAccumulated(Event, tag="NotAccumulated"):
+    step: int
+    microbatch: int
+    stage: int
+    generation: int
+
+
+class Forwarded(Event, tag="Forwarded"):
+    """Receipt of a forward: ``output`` is the boundary's hash ("" at the last stage)."""
+
+    step: int
+    microbatch: int
+    stage: int
+    generation: int
+    output: str
+    loss_bits: int | None = None
+    """fp32 bits of the hold-out loss (last stage of an evaluation item)."""
+
+
+class Backwarded(Event, tag="Backwarded"):
+    """Receipt of a backward, sent after the gradient was added: the lease is done."""
+
+    step: int
+    microbatch: int
+    stage: int
+    generation: int
+    output: str
+    loss_bits: int | None = None
+    """fp32 bits of the microbatch's mean loss (last stage only)."""
+
+
+class Voided(Event, tag="Voided"):
+    """The member's partial of (step, stage) is void: its leases there are open again, its epoch is one higher."""
+
+    step: int
+    stage: int
+    member: Member
+    why: str
+
+
+class ItemFailed(Event, tag="ItemFailed"):
+    step: int
+    microbatch: int
+    stage: int
+    generation: int
+    failure: str
+    """Hash of the failure, the same wherever the arithmetic is the same."""
+
+
+class MicrobatchSkipped(Event, tag="MicrobatchSkipped"):
+    step: int
+    microbatch: int
+    stage: int
+    failure: str
+    confirmed: bool
+
+
+class Frozen(Event, tag="Frozen"):
+    """All leases of the group at this step are done; holders are asked for commitments."""
+
+    step: int
+    group: int
+    number: int
+
+
+class Committed(Event, tag="Committed"):
+    step: int
+    group: int
+    number: int
+    commitment: Commitment
+
+
+class ReduceOrdered(Event, tag="ReduceOrdered"):
+    """The manifest: m-sets disjoint, their union every counted microbatch; ``owners[p]`` reduces partition p."""
+
+    step: int
+    group: int
+    version: int
+    entries: tuple[Commitment, ...]
+    owners: tuple[Member, ...]
+
+
+class StoreRouted(Event, tag="StoreRouted"):
+    """An owner is late: contributors put missing slices into the store."""
+
+    step: int
+    group: int
+    version: int
+
+
+class OwnerFailed(Event, tag="OwnerFailed"):
+    """This member won't own partitions of (step, group) again."""
+
+    step: int
+    group: int
+    member: Member
+
+
+class PartitionMerged(Event, tag="PartitionMerged"):
+    """``hash`` is that of the canonical bytes, ``blob`` the store's address of what was stored (equal if unpacked)."""
+
+    step: int
+    group: int
+    version: int
+    partition: int
+    hash: str
+    blob: str
+    size_bytes: int
+    squares: str
+    """Exact sum of squares in units of 4^-128, hexadecimal."""
+
+
+class SeedRevealed(Event, tag="SeedRevealed"):
+    step: int
+    group: int
+    version: int
+    seed: str
+
+
+class Fingerprinted(Event, tag="Fingerprinted"):
+    """Fingerprints of the member's slices: (partition, values) for each partition it contributes to."""
+
+    step: int
+    group: int
+    version: int
+    member: Member
+    stage: int
+    values: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+class Checked(Event, tag="Checked"):
+    step: int
+    group: int
+    version: int
+    member: Member
+    ok: bool
+
+
+class TraceStarted(Event, tag="TraceStarted"):
+    step: int
+    group: int
+    version: int
+
+
+class StageSealed(Event, tag="StageSealed"):
+    """Q. The merged gradient of the group at this step is final; ``blobs`` in partition order."""
+
+    step: int
+    group: int
+    version: int
+    entries: tuple[Commitment, ...]
+    hashes: tuple[str, ...]
+    blobs: tuple[tuple[str, int], ...]
+    """(store address, bytes) of each partition."""
+    squares: str
+
+
+class StepSealed(Event, tag="StepSealed"):
+    """Q. All groups sealed: replicas may update once the log store has this."""
+
+    step: int
+    num_counted: int
+    """Microbatches in the sum (M less the skipped)."""
+    norm_bits: int
+    """fp64 bits of the gradient norm before clipping."""
+    coefficient_bits: int
+    """fp32 bits of clip / num_counted."""
+    loss_bits: int
+    """fp64 bits of the step's mean loss."""
+    tokens: int
+    evaluation: tuple[int, ...] = ()
+    """fp32 bits of the hold-out losses of the state before this update, in item order."""
+
+
+class SnapshotStored(Event, tag="SnapshotStored"):
+    """A replica uploaded its stage's state after ``step`` updates; ``manifest`` is a blob hash. Verified when another coldkey's root equals ``root``."""
+
+    step: int
+    stage: int
+    member: Member
+    manifest: str
+    root: str
+
+
+class RunFinished(Event, tag="RunFinished"):
+    """Q. ``root`` is the run root after the last update, from the final snapshots' leaves."""
+
+    step: int
+    root: str
+    evaluation: tuple[int, ...] = ()
+
+
+AnyEvent = (
+    RunPlanned
+    | TermStarted
+    | HardwareClassSet
+    | Joined
+    | Gone
+    | Updated
+    | StepPlanned
+    | Leased
+    | ReplayLeased
+    | Revoking
+    | NotAccumulated
+    | Forwarded
+    | Backwarded
+    | Voided
+    | ItemFailed
+    | MicrobatchSkipped
+    | Frozen
+    | Committed
+    | ReduceOrdered
+    | StoreRouted
+    | OwnerFailed
+    | PartitionMerged
+    | SeedRevealed
+    | Fingerprinted
+    | Checked
+    | TraceStarted
+    | StageSealed
+    | StepSealed
+    | SnapshotStored
+    | RunFinished
+)
+
+QUORUM_EVENTS = (TermStarted, StageSealed, StepSealed, RunFinished)
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """One line of the journal: its number (from 0), the wall time it was stamped with, the event."""
+
+    number: int
+    time_ns: int
+    event: AnyEvent
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """What the directive stream carries: consecutive records, the head hash after them, the leader's signature over it.
+
+    ``head`` = BLAKE3 chain value after the last record (see :mod:`subnet.run.chain_hash`). ``cursor`` = (term, next number).
+    """
+
+    cursor: Cursor
+    first_number: int
+    records: tuple[msgspec.Raw, ...]
+    head: str
+    signature: bytes

@@ -1,0 +1,87 @@
+"""The words of the design as types: every other module names things with these.
+
+Nothing here does anything; nothing here imports anything of ours.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+import msgspec
+
+Hotkey = NewType("Hotkey", str)
+"""ss58 address of a hotkey: the durable identity of a miner or validator."""
+
+BlobHash = NewType("BlobHash", str)
+"""BLAKE3 of the bytes, 64 lower-case hex digits: the address of a blob in the store."""
+
+PROTOCOL_VERSION = 1
+"""Version of wire and journal structs. Changing it makes older members answer ``version_unsupported``."""
+
+CALIBRATION_STEP = -1
+"""The step that merges only gradient maxima, so that step 0 has scales."""
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """One incarnation of a hotkey's process; a process drops its accumulators whenever this changes."""
+
+    hotkey: str
+    term: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.hotkey[:8]}#{self.term}.{self.number}"
+
+
+class ItemKey(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A work item: microbatch ``microbatch`` of ``step`` at ``stage``.
+
+    ``microbatch`` in ``[0, M)`` trains; ``M + e`` is the e-th hold-out microbatch (forward only).
+    """
+
+    step: int
+    microbatch: int
+    stage: int
+
+    def __str__(self) -> str:
+        return f"t{self.step}/m{self.microbatch}/s{self.stage}"
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor of the model by its whole-model name; ``row_blocked``: blocks run within each row (embedding, head)."""
+
+    name: str
+    shape: tuple[int, ...]
+    row_blocked: bool = False
+
+
+class GroupShape(msgspec.Struct, frozen=True, array_like=True):
+    """A merge group as the state machine sees it.
+
+    ``stages``: whose gradients one manifest and one seal cover (one stage, or first and last together when embeddings
+    are tied). ``partitions[p]``: the stages that hold, contribute to and may own partition p.
+    """
+
+    stages: tuple[int, ...]
+    partitions: tuple[tuple[int, ...], ...]
+
+
+class Commitment(msgspec.Struct, frozen=True, array_like=True):
+    """What one member holds of one stage: its m-set and the hash of each partition's slice (group-wide index, hash)."""
+
+    member: Member
+    stage: int
+    microbatches: tuple[int, ...]
+    hashes: tuple[tuple[int, str], ...]
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Position in a journal: all events with a number below ``number`` have been seen, the last under ``term``."""
+
+    term: int
+    number: int
+
+
+def short(value: str, digits: int = 10) -> str:
+    """The head of a long identifier, for logs and pages."""
+    return value if len(value) <= digits else value[:digits]
