@@ -7,8 +7,10 @@ is a run of whole blocks of one section: the unit that one owner merges. Blocks 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -150,7 +152,7 @@ def build_layout(
     target_partitions: int = 16,
     min_partition_elements: int = 65536,
 ) -> RunLayout:
-    """Lay out a model cut into stages; ``tied`` is the embedding that first and last stage share (in no stage's list)."""
+    """Lay out a model cut into stages; ``tied`` is the embedding of first and last stage, in no stage's list."""
     num_stages = len(stage_tensors)
     if not num_stages:
         raise ValueError("a layout needs at least one stage")
@@ -217,7 +219,7 @@ def _cut(section: Section, first_index: int, target: int, min_elements: int) -> 
     cuts = [*_unique(int(block) for block in np.searchsorted(starts[:-1], wanted)), section.num_blocks]
     return [
         Partition(first_index + i, section.index, lo, hi, int(starts[lo]), int(starts[hi]))
-        for i, (lo, hi) in enumerate((lo, hi) for lo, hi in zip(cuts, cuts[1:], strict=False) if lo < hi)
+        for i, (lo, hi) in enumerate((lo, hi) for lo, hi in itertools.pairwise(cuts) if lo < hi)
     ]
 
 
@@ -304,6 +306,12 @@ def tiles(parts: Sequence[Strip], max_elements: int) -> Iterator[Strip]:
                 block_start=part.block_start + first * part.block_stride,
                 count=min(step, part.count - first),
             )
+
+
+@lru_cache(maxsize=64)
+def section_tiles(section: Section, max_elements: int) -> tuple[Strip, ...]:
+    """All blocks of a section as tiles, kept for the next call."""
+    return tuple(tiles(strips(section), max_elements))
 
 
 def canonical_locations(layout: RunLayout) -> dict[str, Location]:

@@ -1,6 +1,6 @@
 """What members say to the coordinator and to each other: msgspec structs, versioned, decoding is validating.
 
-Every claim carries the member (incarnation) that makes it; the request that carries it is signed by the member's hotkey.
+Every claim carries the member (incarnation) that makes it; its request is signed by the member's hotkey.
 A claim is repeated until the fold shows its event: the event is the acknowledgement.
 """
 
@@ -45,7 +45,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
 
 
 class JoinAnswer(msgspec.Struct, frozen=True):
-    """``accepted``: watch the stream for ``Joined`` with your boot id. Otherwise ``refusal`` says why and when to retry."""
+    """``accepted``: watch the stream for ``Joined`` with your boot id. Else ``refusal`` says why and when to retry."""
 
     accepted: bool
     refusal: Refusal | None = None
@@ -55,7 +55,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
     """Base of what a member reports."""
 
 
-class ForwardReceipt(Claim, tag="F"):
+class ForwardReceipt(Claim, tag="F", frozen=True):
     step: int
     microbatch: int
     stage: int
@@ -66,7 +66,7 @@ class ForwardReceipt(Claim, tag="F"):
     loss_bits: int | None = None
 
 
-class BackwardReceipt(Claim, tag="B"):
+class BackwardReceipt(Claim, tag="B", frozen=True):
     step: int
     microbatch: int
     stage: int
@@ -77,14 +77,14 @@ class BackwardReceipt(Claim, tag="B"):
     loss_bits: int | None = None
 
 
-class NotAccumulatedClaim(Claim, tag="N"):
+class NotAccumulatedClaim(Claim, tag="N", frozen=True):
     step: int
     microbatch: int
     stage: int
     generation: int
 
 
-class FailedClaim(Claim, tag="X"):
+class FailedClaim(Claim, tag="X", frozen=True):
     step: int
     microbatch: int
     stage: int
@@ -93,7 +93,7 @@ class FailedClaim(Claim, tag="X"):
     reason: str
 
 
-class MissingClaim(Claim, tag="M"):
+class MissingClaim(Claim, tag="M", frozen=True):
     """``microbatch``'s boundary into ``stage`` can't be had: the forward one (``backward`` False) or the gradient."""
 
     step: int
@@ -102,19 +102,19 @@ class MissingClaim(Claim, tag="M"):
     backward: bool
 
 
-class UpdatedClaim(Claim, tag="U"):
+class UpdatedClaim(Claim, tag="U", frozen=True):
     step: int
     root: str
 
 
-class CommitClaim(Claim, tag="C"):
+class CommitClaim(Claim, tag="C", frozen=True):
     step: int
     group: int
     number: int
     commitment: Commitment
 
 
-class MergedClaim(Claim, tag="G"):
+class MergedClaim(Claim, tag="G", frozen=True):
     step: int
     group: int
     version: int
@@ -125,7 +125,7 @@ class MergedClaim(Claim, tag="G"):
     squares: str
 
 
-class FingerprintClaim(Claim, tag="P"):
+class FingerprintClaim(Claim, tag="P", frozen=True):
     step: int
     group: int
     version: int
@@ -133,21 +133,21 @@ class FingerprintClaim(Claim, tag="P"):
     values: tuple[tuple[int, tuple[int, ...]], ...]
 
 
-class CheckClaim(Claim, tag="K"):
+class CheckClaim(Claim, tag="K", frozen=True):
     step: int
     group: int
     version: int
     ok: bool
 
 
-class SnapshotClaim(Claim, tag="S"):
+class SnapshotClaim(Claim, tag="S", frozen=True):
     step: int
     stage: int
     manifest: str
     root: str
 
 
-class LeavingClaim(Claim, tag="L"):
+class LeavingClaim(Claim, tag="L", frozen=True):
     """SIGTERM: hands everything back."""
 
 
@@ -213,7 +213,7 @@ class PeerFrame(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
     """Base of peer headers; the body is the raw buffer."""
 
 
-class BoundaryFrame(PeerFrame, tag="b"):
+class BoundaryFrame(PeerFrame, tag="b", frozen=True):
     """A boundary tensor: forward output of ``stage`` (``backward`` False) or its input gradient."""
 
     run: str
@@ -226,7 +226,7 @@ class BoundaryFrame(PeerFrame, tag="b"):
     hash: str
 
 
-class NeedFrame(PeerFrame, tag="n"):
+class NeedFrame(PeerFrame, tag="n", frozen=True):
     """Please send the boundary that ``stage`` produced."""
 
     run: str
@@ -237,7 +237,7 @@ class NeedFrame(PeerFrame, tag="n"):
     sender: Member
 
 
-class SliceFrame(PeerFrame, tag="s"):
+class SliceFrame(PeerFrame, tag="s", frozen=True):
     """A packed slice of a partial, for its owner; ``hash`` is of the canonical bytes."""
 
     run: str
@@ -251,7 +251,7 @@ class SliceFrame(PeerFrame, tag="s"):
     packing: str
 
 
-class NeedSliceFrame(PeerFrame, tag="q"):
+class NeedSliceFrame(PeerFrame, tag="q", frozen=True):
     run: str
     step: int
     group: int

@@ -1,12 +1,12 @@
 """The journal's events: past facts, one frozen struct each, one tagged union.
 
-Whoever folds the same events (coordinator, members, followers, tools) holds the same state. What may be journaled when is
-enforced by :mod:`validator.intake` and :mod:`validator.decide`; what an event does is in :mod:`subnet.run.apply`.
+Whoever folds the same events (coordinator, members, followers, tools) holds the same state. What may be journaled when
+is enforced by :mod:`validator.intake` and :mod:`validator.decide`; what an event does is in :mod:`subnet.run.apply`.
 
-Q events (``QUORUM_EVENTS``) take effect outside the coordinator only when the log store has them; nothing at or after an
-unacknowledged Q event leaves the coordinator.
+Q events (``QUORUM_EVENTS``) take effect outside the coordinator only when the log store has them; nothing at or after
+an unacknowledged Q event leaves the coordinator.
 
-Changing a field, a tag or an order here changes every journal: bump ``EVENTS_VERSION`` and write a reader for the old one.
+Changing a field, a tag or an order here changes every journal: bump ``EVENTS_VERSION`` and write a reader for the old.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
     """Base of all events; the tag is the class name."""
 
 
-class RunPlanned(Event, tag="RunPlanned"):
+class RunPlanned(Event, tag="RunPlanned", frozen=True):
     """First event of a run: everything that is frozen for its whole life."""
 
     run_id: str
@@ -46,7 +46,7 @@ class RunPlanned(Event, tag="RunPlanned"):
     submitter: str
 
 
-class TermStarted(Event, tag="TermStarted"):
+class TermStarted(Event, tag="TermStarted", frozen=True):
     """Q. A validator leads from here on; voids every lease, partial and incarnation of unsealed work."""
 
     number: int
@@ -54,14 +54,14 @@ class TermStarted(Event, tag="TermStarted"):
     nonce: str
 
 
-class HardwareClassSet(Event, tag="HardwareClassSet"):
+class HardwareClassSet(Event, tag="HardwareClassSet", frozen=True):
     """The run's hardware class: golden hashes, one per stage, reported by the operator or by two coldkeys."""
 
     hashes: tuple[str, ...]
     by: str
 
 
-class Joined(Event, tag="Joined"):
+class Joined(Event, tag="Joined", frozen=True):
     """A process became a member; any older incarnation of its hotkey is dropped."""
 
     member: Member
@@ -72,14 +72,14 @@ class Joined(Event, tag="Joined"):
     port: int
 
 
-class Gone(Event, tag="Gone"):
+class Gone(Event, tag="Gone", frozen=True):
     """A member left: ``lost``, ``left`` (SIGTERM), ``silent``, ``liar``, ``checksum``, ``replaced``."""
 
     member: Member
     why: str
 
 
-class Updated(Event, tag="Updated"):
+class Updated(Event, tag="Updated", frozen=True):
     """The member's state is that before update ``step``; ``root`` is its stage root there ("" before step -1)."""
 
     member: Member
@@ -87,7 +87,7 @@ class Updated(Event, tag="Updated"):
     root: str
 
 
-class StepPlanned(Event, tag="StepPlanned"):
+class StepPlanned(Event, tag="StepPlanned", frozen=True):
     """Opens step ``step``. ``num_training`` is M, or 0 for the last, evaluating step; items M.. are hold-out items."""
 
     step: int
@@ -96,7 +96,7 @@ class StepPlanned(Event, tag="StepPlanned"):
     scalars: StepScalars | None
 
 
-class Leased(Event, tag="Leased"):
+class Leased(Event, tag="Leased", frozen=True):
     step: int
     microbatch: int
     stage: int
@@ -104,31 +104,35 @@ class Leased(Event, tag="Leased"):
     generation: int
 
 
-class ReplayLeased(Event, tag="ReplayLeased"):
-    """The member computes the item again and serves its boundaries; it never accumulates."""
+class ReplayLeased(Event, tag="ReplayLeased", frozen=True):
+    """The member computes the item again and serves one boundary of it; it never accumulates.
+
+    ``backward`` False: the forward output; True: the gradient for the stage before.
+    """
 
     step: int
     microbatch: int
     stage: int
+    backward: bool
     member: Member
     generation: int
 
 
-class Revoking(Event, tag="Revoking"):
+class Revoking(Event, tag="Revoking", frozen=True):
     step: int
     microbatch: int
     stage: int
     generation: int
 
 
-class NotAccumulated(Event, tag="NotAccumulated"):
+class NotAccumulated(Event, tag="NotAccumulated", frozen=True):
     step: int
     microbatch: int
     stage: int
     generation: int
 
 
-class Forwarded(Event, tag="Forwarded"):
+class Forwarded(Event, tag="Forwarded", frozen=True):
     """Receipt of a forward: ``output`` is the boundary's hash ("" at the last stage)."""
 
     step: int
@@ -140,7 +144,7 @@ class Forwarded(Event, tag="Forwarded"):
     """fp32 bits of the hold-out loss (last stage of an evaluation item)."""
 
 
-class Backwarded(Event, tag="Backwarded"):
+class Backwarded(Event, tag="Backwarded", frozen=True):
     """Receipt of a backward, sent after the gradient was added: the lease is done."""
 
     step: int
@@ -152,7 +156,7 @@ class Backwarded(Event, tag="Backwarded"):
     """fp32 bits of the microbatch's mean loss (last stage only)."""
 
 
-class Voided(Event, tag="Voided"):
+class Voided(Event, tag="Voided", frozen=True):
     """The member's partial of (step, stage) is void: its leases there are open again, its epoch is one higher."""
 
     step: int
@@ -161,7 +165,7 @@ class Voided(Event, tag="Voided"):
     why: str
 
 
-class ItemFailed(Event, tag="ItemFailed"):
+class ItemFailed(Event, tag="ItemFailed", frozen=True):
     step: int
     microbatch: int
     stage: int
@@ -170,7 +174,7 @@ class ItemFailed(Event, tag="ItemFailed"):
     """Hash of the failure, the same wherever the arithmetic is the same."""
 
 
-class MicrobatchSkipped(Event, tag="MicrobatchSkipped"):
+class MicrobatchSkipped(Event, tag="MicrobatchSkipped", frozen=True):
     step: int
     microbatch: int
     stage: int
@@ -178,7 +182,7 @@ class MicrobatchSkipped(Event, tag="MicrobatchSkipped"):
     confirmed: bool
 
 
-class Frozen(Event, tag="Frozen"):
+class Frozen(Event, tag="Frozen", frozen=True):
     """All leases of the group at this step are done; holders are asked for commitments."""
 
     step: int
@@ -186,14 +190,14 @@ class Frozen(Event, tag="Frozen"):
     number: int
 
 
-class Committed(Event, tag="Committed"):
+class Committed(Event, tag="Committed", frozen=True):
     step: int
     group: int
     number: int
     commitment: Commitment
 
 
-class ReduceOrdered(Event, tag="ReduceOrdered"):
+class ReduceOrdered(Event, tag="ReduceOrdered", frozen=True):
     """The manifest: m-sets disjoint, their union every counted microbatch; ``owners[p]`` reduces partition p."""
 
     step: int
@@ -203,7 +207,7 @@ class ReduceOrdered(Event, tag="ReduceOrdered"):
     owners: tuple[Member, ...]
 
 
-class StoreRouted(Event, tag="StoreRouted"):
+class StoreRouted(Event, tag="StoreRouted", frozen=True):
     """An owner is late: contributors put missing slices into the store."""
 
     step: int
@@ -211,7 +215,7 @@ class StoreRouted(Event, tag="StoreRouted"):
     version: int
 
 
-class OwnerFailed(Event, tag="OwnerFailed"):
+class OwnerFailed(Event, tag="OwnerFailed", frozen=True):
     """This member won't own partitions of (step, group) again."""
 
     step: int
@@ -219,7 +223,7 @@ class OwnerFailed(Event, tag="OwnerFailed"):
     member: Member
 
 
-class PartitionMerged(Event, tag="PartitionMerged"):
+class PartitionMerged(Event, tag="PartitionMerged", frozen=True):
     """``hash`` is that of the canonical bytes, ``blob`` the store's address of what was stored (equal if unpacked)."""
 
     step: int
@@ -233,14 +237,14 @@ class PartitionMerged(Event, tag="PartitionMerged"):
     """Exact sum of squares in units of 4^-128, hexadecimal."""
 
 
-class SeedRevealed(Event, tag="SeedRevealed"):
+class SeedRevealed(Event, tag="SeedRevealed", frozen=True):
     step: int
     group: int
     version: int
     seed: str
 
 
-class Fingerprinted(Event, tag="Fingerprinted"):
+class Fingerprinted(Event, tag="Fingerprinted", frozen=True):
     """Fingerprints of the member's slices: (partition, values) for each partition it contributes to."""
 
     step: int
@@ -251,7 +255,7 @@ class Fingerprinted(Event, tag="Fingerprinted"):
     values: tuple[tuple[int, tuple[int, ...]], ...]
 
 
-class Checked(Event, tag="Checked"):
+class Checked(Event, tag="Checked", frozen=True):
     step: int
     group: int
     version: int
@@ -259,13 +263,13 @@ class Checked(Event, tag="Checked"):
     ok: bool
 
 
-class TraceStarted(Event, tag="TraceStarted"):
+class TraceStarted(Event, tag="TraceStarted", frozen=True):
     step: int
     group: int
     version: int
 
 
-class StageSealed(Event, tag="StageSealed"):
+class StageSealed(Event, tag="StageSealed", frozen=True):
     """Q. The merged gradient of the group at this step is final; ``blobs`` in partition order."""
 
     step: int
@@ -276,9 +280,11 @@ class StageSealed(Event, tag="StageSealed"):
     blobs: tuple[tuple[str, int], ...]
     """(store address, bytes) of each partition."""
     squares: str
+    unchecked_stages: tuple[int, ...] = ()
+    """Stages whose live replicas all belong to one coldkey: nobody else has checked them."""
 
 
-class StepSealed(Event, tag="StepSealed"):
+class StepSealed(Event, tag="StepSealed", frozen=True):
     """Q. All groups sealed: replicas may update once the log store has this."""
 
     step: int
@@ -295,8 +301,19 @@ class StepSealed(Event, tag="StepSealed"):
     """fp32 bits of the hold-out losses of the state before this update, in item order."""
 
 
-class SnapshotStored(Event, tag="SnapshotStored"):
-    """A replica uploaded its stage's state after ``step`` updates; ``manifest`` is a blob hash. Verified when another coldkey's root equals ``root``."""
+class SnapshotOrdered(Event, tag="SnapshotOrdered", frozen=True):
+    """``member`` is to store its stage's state after ``step`` updates; the next seal waits for it."""
+
+    step: int
+    stage: int
+    member: Member
+
+
+class SnapshotStored(Event, tag="SnapshotStored", frozen=True):
+    """A replica stored its stage's state after ``step`` updates; ``manifest`` is a blob hash.
+
+    Verified when another coldkey's root equals ``root``.
+    """
 
     step: int
     stage: int
@@ -305,7 +322,7 @@ class SnapshotStored(Event, tag="SnapshotStored"):
     root: str
 
 
-class RunFinished(Event, tag="RunFinished"):
+class RunFinished(Event, tag="RunFinished", frozen=True):
     """Q. ``root`` is the run root after the last update, from the final snapshots' leaves."""
 
     step: int
@@ -342,6 +359,7 @@ AnyEvent = (
     | TraceStarted
     | StageSealed
     | StepSealed
+    | SnapshotOrdered
     | SnapshotStored
     | RunFinished
 )
@@ -360,7 +378,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     """What the directive stream carries: consecutive records, the head hash after them, the leader's signature over it.
 
-    ``head`` = BLAKE3 chain value after the last record (see :mod:`subnet.run.chain_hash`). ``cursor`` = (term, next number).
+    ``head``: chain value after the last record (:mod:`subnet.run.chain_hash`). ``cursor``: (term, next number).
     """
 
     cursor: Cursor

@@ -1,0 +1,68 @@
+"""What the reference and the plain baseline start from: rows, learning rates, initial weights, the library's model."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from blake3 import blake3
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from subnet.model.data import DataManifest, TokenStream, permute
+from subnet.run.config import RunConfig
+
+
+def draw(name: str, shape: tuple[int, ...], seed: int, deviation: float) -> Tensor:
+    """The initial value of one tensor (§10)."""
+    if len(shape) < 2:
+        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+    digest = blake3(b"iota/init/1\0" + struct.pack("<Q", seed) + name.encode()).digest()
+    generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") & (2**63 - 1))
+    return torch.empty(shape).normal_(0.0, deviation, generator=generator)
+
+
+def training_rows(config: RunConfig, tokens: NDArray[Any], t: int, m: int) -> NDArray[np.int64]:
+    """The (rows, sequence_length + 1) tokens of a microbatch (§3)."""
+    rows, length = config.pipeline.microbatch_rows, config.data.sequence_length
+    size = (len(tokens) - 1) // length
+    first = (max(t, 0) * config.pipeline.microbatches + m) * rows
+    samples = [permute(i % size, size, config.run.seed, i // size) for i in range(first, first + rows)]
+    return np.stack([tokens[s * length : (s + 1) * length + 1] for s in samples]).astype(np.int64)
+
+
+def holdout_rows(config: RunConfig, tokens: NDArray[Any], item: int) -> NDArray[np.int64]:
+    """The (rows, sequence_length + 1) tokens of a hold-out item: in order, round and round (§3)."""
+    rows, length = config.pipeline.microbatch_rows, config.data.sequence_length
+    size = (len(tokens) - 1) // length
+    samples = [i % size for i in range(item * rows, (item + 1) * rows)]
+    return np.stack([tokens[s * length : (s + 1) * length + 1] for s in samples]).astype(np.int64)
+
+
+def learning_rate(config: RunConfig, t: int) -> float:
+    schedule, top = config.schedule, config.optimizer.learning_rate
+    if t < schedule.warmup_steps:
+        return top * (t + 1) / schedule.warmup_steps
+    if schedule.kind == "constant":
+        return top
+    p = (t - schedule.warmup_steps) / max(1, config.run.steps - schedule.warmup_steps)
+    f = schedule.final_fraction
+    return top * (f + (1 - f) * 0.5 * (1 + math.cos(math.pi * p)))
+
+
+def build_model(config: RunConfig, model_config: dict[str, Any], *, tied: bool) -> Any:
+    """The model of ``transformers``, weights not yet drawn, with one or two leaves for embedding and head."""
+    fields = {**model_config, "tie_word_embeddings": tied}
+    library_config = AutoConfig.for_model(str(fields.pop("model_type", "llama")), **fields)
+    model = AutoModelForCausalLM.from_config(library_config, attn_implementation=config.model.attention)
+    return model.to(torch.float32).eval()
+
+
+def stream_tokens(manifest: DataManifest, stream: TokenStream, read: Callable[[str], bytes]) -> NDArray[Any]:
+    """The tokens of a prepared stream, ``read`` giving the bytes of a blob."""
+    return np.concatenate([np.frombuffer(read(shard.blob), manifest.token_dtype) for shard in stream.shards])

@@ -1,0 +1,72 @@
+"""The ``iota`` command: quick to start (heavy imports happen inside the commands), one line and a status for each error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from iota.cli import runs, services, swarms
+from neurons.entry import INTERRUPTED, guarded, one_line
+
+_USAGE_ERROR = typer.BadParameter.__mro__[2]
+"""The base of all usage errors; the library that defines it differs between versions of typer."""
+
+app = typer.Typer(
+    name="iota",
+    help="Train one language model on many unreliable machines, to the bit.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+swarms.add_to(app)
+services.add_to(app)
+runs.add_to(app)
+
+
+@app.command()
+def version() -> None:
+    """Print the versions that a run depends on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    for package in ("iota-open", "torch", "transformers", "bittensor"):
+        try:
+            print(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            print(f"{package} isn't installed")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["miner"]:
+        from neurons import miner
+
+        return miner.main(arguments[1:])
+    if arguments[:1] == ["validator"]:
+        from neurons import validator
+
+        return validator.main(arguments[1:])
+    return guarded(lambda: _typed(arguments))
+
+
+def _typed(arguments: list[str]) -> int:
+    try:
+        status = app(arguments, prog_name="iota", standalone_mode=False)
+    except typer.Abort:
+        return INTERRUPTED
+    except Exception as error:  # usage errors of typer; all others pass
+        if not isinstance(error, _USAGE_ERROR):
+            raise
+        context = getattr(error, "ctx", None)
+        if getattr(error, "message", "x") == "":  # no arguments at all: the help has been printed
+            return 2
+        where = context.command_path if context is not None else "iota"
+        print(f"error: {one_line(error.format_message())} (see {where} --help)", file=sys.stderr)  # pyright: ignore[reportAttributeAccessIssue]
+        return 2
+    return status if isinstance(status, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""``iota data``, ``iota plan``, ``iota run``: what a model builder does with a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from iota.cli.options import (
+    DEFAULT_VALIDATOR,
+    DEFAULT_WALLETS,
+    ValidatorHotkey,
+    ValidatorUrl,
+    WalletHotkey,
+    WalletName,
+    WalletPath,
+)
+
+CALL_S = 15.0
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    data = typer.Typer(help="Text to token shards.", no_args_is_help=True)
+    data.command("prepare")(data_prepare)
+    run = typer.Typer(help="Submit, watch and export runs.", no_args_is_help=True)
+    run.command("submit")(run_submit)
+    run.command("list")(run_list)
+    run.command("status")(run_status)
+    run.command("export")(run_export)
+    app.add_typer(data, name="data")
+    app.command("plan")(plan)
+    app.add_typer(run, name="run")
+
+
+def data_prepare(
+    sources: Annotated[list[str], typer.Argument(help="Text files, directories of them, or JSONL (field text).")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the prepared data.")],
+    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json; without it one is trained.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Tokens to train, or the most a given tokenizer has.")] = None,
+    holdout_fraction: Annotated[float, typer.Option(help="Part of the text kept for evaluation.")] = 0.05,
+) -> None:
+    """Make token shards, a tokenizer and a hold-out split; the same inputs again do nothing."""
+    from iota.prepare import prepare_data
+
+    prepared = prepare_data(
+        sources, out.expanduser(), tokenizer=tokenizer, vocab_size=vocab_size, holdout_fraction=holdout_fraction
+    )
+    manifest = prepared.manifest
+    print(
+        f"{prepared.directory}: {manifest.train.num_tokens:,} training and {manifest.holdout.num_tokens:,} hold-out"
+        f" tokens, vocabulary {manifest.vocab_size:,}{' (already there)' if prepared.reused else ''}"
+    )
+
+
+def plan(
+    run_file: RunFile,
+    replicas: Annotated[int, typer.Option(help="Miners per stage.")] = 1,
+) -> None:
+    """Print stages, parameters, memory per miner and bytes on the wire per step, before anything starts."""
+    from iota.plan import make_plan, render
+    from subnet.run.runfile import load_run_file
+
+    print(render(make_plan(load_run_file(run_file), replicas=replicas)))
+
+
+def run_submit(
+    run_file: RunFile,
+    url: ValidatorUrl = DEFAULT_VALIDATOR,
+    hotkey: ValidatorHotkey = None,
+    wallet_name: WalletName = "default",
+    wallet_hotkey: WalletHotkey = "default",
+    wallet_path: WalletPath = DEFAULT_WALLETS,
+    work_dir: Annotated[Path, typer.Option(help="Prepared data is kept here.")] = Path("~/.iota/submissions"),
+    same_class: Annotated[
+        bool, typer.Option("--same-class", help="The miners run on machines like this one: report its class.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="Where the class is measured: auto, cpu, cuda.")] = "auto",
+) -> int:
+    """Prepare the data, draw the initial weights, upload both and start (or queue) the run."""
+    from iota.submit import SubmitSettings
+    from iota.submit import run_submit as submit
+
+    settings = SubmitSettings(
+        run_file=run_file,
+        work_dir=work_dir,
+        validator_url=url,
+        validator_hotkey=hotkey,
+        wallet_name=wallet_name,
+        wallet_hotkey=wallet_hotkey,
+        wallet_path=wallet_path,
+        hardware_class=same_class,
+        device=device,
+    )
+    return submit(settings)
+
+
+def run_list(url: ValidatorUrl = DEFAULT_VALIDATOR) -> None:
+    """List the validator's runs."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from iota.remote import Remote
+    from subnet.timing import Deadline
+
+    table = Table(box=None)
+    for name in ("run", "state", "step", "loss", "root"):
+        table.add_column(name)
+    for summary in Remote(url).runs(Deadline.after(CALL_S)):
+        state = f"{summary.state} ({summary.place} before it)" if summary.place else summary.state
+        table.add_row(
+            summary.name,
+            state + (f", waits for {summary.waiting_for}" if summary.waiting_for else ""),
+            f"{max(0, summary.step)}/{summary.steps}",
+            "" if summary.loss is None else f"{summary.loss:.4f}",
+            (summary.root or "")[:16],
+        )
+    Console().print(table)
+
+
+def run_status(
+    name: Annotated[str | None, typer.Argument(help="The run; without it the active one.")] = None,
+    url: ValidatorUrl = DEFAULT_VALIDATOR,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and follow the run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole status as JSON.")] = False,
+    steps: Annotated[int, typer.Option(help="How many of the last steps.")] = 200,
+) -> None:
+    """Show a run: step, loss, members, merges, events."""
+    import time
+
+    import msgspec
+    from rich.console import Console
+
+    from iota import live
+    from iota.remote import Remote
+    from subnet.timing import Deadline
+
+    remote = Remote(url)
+
+    def fetch() -> live.RunStatus:
+        return remote.status(Deadline.after(CALL_S), run=name, steps=steps)
+
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(fetch()), indent=2).decode())
+    elif watch:
+        with live.LiveView() as view:
+            live.watch(fetch, view, lambda: time.sleep(0.5))
+    else:
+        Console().print(live.render(fetch()))
+
+
+def run_export(
+    name: Annotated[str, typer.Argument(help="The run.")],
+    out_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
+    step: Annotated[int | None, typer.Option(help="After how many updates; without it the newest snapshot.")] = None,
+    url: ValidatorUrl = DEFAULT_VALIDATOR,
+    hotkey: ValidatorHotkey = None,
+    wallet_name: WalletName = "default",
+    wallet_hotkey: WalletHotkey = "default",
+    wallet_path: WalletPath = DEFAULT_WALLETS,
+    timeout_s: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 3600.0,
+) -> None:
+    """Write a run's model as a Hugging Face directory that plain transformers loads."""
+    from iota.export import export_run
+    from iota.remote import Remote
+    from subnet.protocol.signing import load_wallet
+    from subnet.timing import Deadline
+
+    signer = load_wallet(wallet_name, wallet_hotkey, wallet_path.expanduser())
+    remote = Remote(url, signer, hotkey=hotkey)
+    done = export_run(remote, name, out_dir, step=step, deadline=Deadline.after(timeout_s), say=print)
+    print(f"{done.directory}: {done.num_parameters:,} parameters after {done.step} updates, run root {done.root}")

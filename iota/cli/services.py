@@ -1,0 +1,147 @@
+"""``iota chain``, ``iota store``, ``iota wallet``: what a swarm stands on, each served by a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from iota.cli.options import DEFAULT_WALLETS, Endpoint, Netuid, Network, WalletHotkey, WalletName, WalletPath
+
+CALL_S = 30.0
+GIB = 1 << 30
+
+
+def add_to(app: typer.Typer) -> None:
+    chain = typer.Typer(help="A local chain: serve one, register, stake, look.", no_args_is_help=True)
+    chain.command("serve")(chain_serve)
+    chain.command("register")(chain_register)
+    chain.command("stake")(chain_stake)
+    chain.command("show")(chain_show)
+    store = typer.Typer(help="The object store.", no_args_is_help=True)
+    store.command("serve")(store_serve)
+    wallet = typer.Typer(help="Bittensor wallets for local chains.", no_args_is_help=True)
+    wallet.command("new")(wallet_new)
+    app.add_typer(chain, name="chain")
+    app.add_typer(store, name="store")
+    app.add_typer(wallet, name="wallet")
+
+
+def chain_serve(
+    directory: Annotated[Path, typer.Option("--dir", help="Where the chain lies.")] = Path("~/.iota/chain"),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9944,
+    genesis: Annotated[Path | None, typer.Option(help="Genesis file (TOML); without it a local swarm's rules.")] = None,
+) -> int:
+    """Serve a local chain with the real one's rules and error names, until Ctrl-C."""
+    import sys
+
+    from iota.entries import ChainSettings, serve_chain_here
+    from subnet.logs import setup
+
+    setup(sys.stderr, "INFO")
+    return serve_chain_here(
+        ChainSettings(directory=directory.expanduser(), host=host, port=port, genesis_file=genesis)
+    )
+
+
+def chain_register(
+    wallet_name: WalletName = "default",
+    wallet_hotkey: WalletHotkey = "default",
+    wallet_path: WalletPath = DEFAULT_WALLETS,
+    netuid: Netuid = 1,
+    network: Network = "local",
+    endpoint: Endpoint = None,
+) -> None:
+    """Register a wallet's hotkey on the subnet; the faucet pays on a local chain."""
+    from iota.onchain import register
+    from subnet.chain.coldkeys import load_coldkey
+    from subnet.protocol.signing import load_wallet
+    from subnet.timing import Deadline
+
+    path = wallet_path.expanduser()
+    signer = load_wallet(wallet_name, wallet_hotkey, path)
+    coldkey = load_coldkey(wallet_name, path)
+    uid, new = register(
+        network, endpoint, netuid, coldkey=coldkey, hotkey=signer.hotkey, deadline=Deadline.after(CALL_S)
+    )
+    print(f"{signer.hotkey} is uid {uid} of subnet {netuid}" + ("" if new else " already"))
+
+
+def chain_stake(
+    amount: Annotated[float, typer.Argument(help="TAO to stake.")],
+    wallet_name: WalletName = "default",
+    wallet_hotkey: WalletHotkey = "default",
+    wallet_path: WalletPath = DEFAULT_WALLETS,
+    netuid: Netuid = 1,
+    network: Network = "local",
+    endpoint: Endpoint = None,
+) -> None:
+    """Stake to a wallet's hotkey; a validator permit follows at the end of the tempo."""
+    from iota.onchain import add_stake
+    from subnet.chain.coldkeys import load_coldkey
+    from subnet.protocol.signing import load_wallet
+    from subnet.timing import Deadline
+
+    path = wallet_path.expanduser()
+    signer = load_wallet(wallet_name, wallet_hotkey, path)
+    coldkey = load_coldkey(wallet_name, path)
+    add_stake(
+        network, endpoint, netuid, coldkey=coldkey, hotkey=signer.hotkey, amount=amount, deadline=Deadline.after(CALL_S)
+    )
+    print(f"staked {amount:g} TAO to {signer.hotkey}")
+
+
+def chain_show(netuid: Netuid = 1, network: Network = "local", endpoint: Endpoint = None) -> None:
+    """Print the metagraph and the weights that validators set."""
+    from rich.console import Console
+
+    from iota.chainview import metagraph_table, weight_lines
+    from iota.onchain import metagraph_and_weights
+    from subnet.timing import Deadline
+
+    metagraph, weights = metagraph_and_weights(network, endpoint, netuid, deadline=Deadline.after(CALL_S))
+    console = Console()
+    console.print(metagraph_table(metagraph))
+    for line in weight_lines(metagraph, weights):
+        console.print(line, highlight=False)
+
+
+def store_serve(
+    directory: Annotated[Path, typer.Option("--dir", help="Where the blobs lie.")] = Path("~/.iota/store"),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9945,
+    secret: Annotated[
+        Path | None, typer.Option(help="File shared with the validator; made on first use. Default: DIR/secret.")
+    ] = None,
+    budget_gib: Annotated[float, typer.Option(help="Bytes the store may hold, in GiB.")] = 64.0,
+) -> int:
+    """Serve a folder as the object store over signed URLs, until Ctrl-C."""
+    import sys
+
+    from iota.entries import StoreSettings, serve_store_here
+    from subnet.logs import setup
+
+    setup(sys.stderr, "INFO")
+    folder = directory.expanduser()
+    settings = StoreSettings(
+        directory=folder,
+        host=host,
+        port=port,
+        secret=(secret or folder / "secret").expanduser(),
+        budget_bytes=round(budget_gib * GIB),
+    )
+    return serve_store_here(settings)
+
+
+def wallet_new(
+    wallet_name: WalletName = "default",
+    wallet_hotkey: WalletHotkey = "default",
+    wallet_path: WalletPath = DEFAULT_WALLETS,
+) -> None:
+    """Make an unencrypted wallet, for local chains. An existing hotkey is never overwritten."""
+    from subnet.protocol.signing import create_wallet
+
+    signer = create_wallet(wallet_name, wallet_hotkey, wallet_path.expanduser())
+    print(f"wallet {wallet_name}/{wallet_hotkey}: hotkey {signer.hotkey}, coldkey {signer.coldkey}")

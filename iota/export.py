@@ -1,0 +1,165 @@
+"""A run's state as a Hugging Face directory: each chunk, leaf and the run root checked, written whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+
+from iota.remote import Remote
+from subnet.errors import ConfigError, HashMismatch, InputError, NotFound
+from subnet.model.checkpoints import write_pretrained
+from subnet.model.plan import ModelUnits
+from subnet.model.registry import load_architecture
+from subnet.model.snapshots import (
+    KINDS,
+    ChunkRef,
+    SnapshotManifest,
+    TensorEntry,
+    array_bytes,
+    decode_manifest,
+    fill_array,
+)
+from subnet.numerics.layout import TensorSpec
+from subnet.numerics.roots import leaf_hash, run_root, stage_root
+from subnet.protocol.api import ExportInfo
+from subnet.protocol.wire import decode
+from subnet.run.config import RunConfig
+from subnet.store.disk import atomic_write, full_disk_is_ours
+from subnet.timing import Deadline
+from subnet.words import BlobHash
+
+Say = Callable[[str], None]
+_BATCH_BYTES = 64 << 20
+_SIZE_UNKNOWN = 0
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written where."""
+
+    directory: Path
+    step: int
+    root: str
+    num_parameters: int
+
+
+def export_run(
+    remote: Remote, name: str, out_dir: Path, *, step: int | None = None, deadline: Deadline, say: Say = lambda _: None
+) -> Exported:
+    """Fetch the state after ``step`` updates (None: the newest snapshot of all stages) and write it to ``out_dir``."""
+    out_dir = out_dir.expanduser().absolute()
+    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
+        raise ConfigError(f"{out_dir} exists and is not an empty directory", hint="choose a new directory")
+    info = remote.export_info(name, step, deadline)
+    config = decode(info.config, RunConfig, limit_bytes=1 << 20, what="the run's config")
+    architecture = load_architecture(info.model_config)
+    units = architecture.units(config.data.sequence_length)
+    with full_disk_is_ours(str(out_dir.parent)):
+        out_dir.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.fetch.", dir=out_dir.parent))
+    try:
+        fetch = _Fetcher(remote, name, scratch, deadline)
+        entries = _checked_entries(fetch, info)
+        specs = _canonical(units)
+        missing = [spec.name for spec in specs if spec.name not in entries]
+        if missing:
+            raise NotFound(f"the snapshots of step {info.step} lack {missing[0]}", hint="export another step")
+        chunks = [ref for spec in specs for kind in KINDS for ref in entries[spec.name].arrays[kind]]
+        say(f"{len(chunks)} chunks, {sum(ref.size_bytes for ref in chunks) / 1e6:.1f} MB")
+        fetch.all(chunks)
+        for spec in specs:
+            _check_leaf(spec, entries[spec.name], fetch)
+        root = run_root(info.step, [entries[spec.name].leaf for spec in specs]).hex()
+        if info.run_root is not None and info.run_root != root:
+            raise HashMismatch(
+                f"the run root is {root}, the validator says {info.run_root}", hint="export another step"
+            )
+        tokenizer = scratch / "tokenizer.json"
+        atomic_write(tokenizer, fetch.small(info.tokenizer), durable=False)
+        write_pretrained(
+            out_dir,
+            info.model_config,
+            specs,
+            lambda spec: _tensor(spec, entries[spec.name], fetch),
+            tokenizer=tokenizer,
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Exported(out_dir, info.step, root, units.num_parameters)
+
+
+def _canonical(units: ModelUnits) -> tuple[TensorSpec, ...]:
+    return tuple(spec for unit in units.units for spec in unit)
+
+
+def _checked_entries(fetch: _Fetcher, info: ExportInfo) -> dict[str, TensorEntry]:
+    """The entries of all tensors by name; a tensor that two stages hold must be the same in both."""
+    found: dict[str, TensorEntry] = {}
+    for snapshot in info.snapshots:
+        manifest: SnapshotManifest = decode_manifest(fetch.small(snapshot.manifest))
+        if manifest.step != info.step:
+            raise InputError(f"the snapshot of stage {snapshot.stage} is of step {manifest.step}, not {info.step}")
+        if snapshot.root and info.step > 0:
+            root = stage_root(info.step, [entry.leaf for entry in manifest.entries]).hex()
+            if root != snapshot.root:
+                raise HashMismatch(f"the snapshot of stage {snapshot.stage} has root {root}, not {snapshot.root}")
+        for entry in manifest.entries:
+            if found.setdefault(entry.name, entry).leaf != entry.leaf:
+                raise HashMismatch(f"two stages disagree about {entry.name}", hint="export another step")
+    return found
+
+
+def _array(spec: TensorSpec, kind: str, entry: TensorEntry, fetch: _Fetcher) -> bytearray:
+    data = bytearray(array_bytes(spec, kind))
+    fill_array(entry.arrays[kind], memoryview(data), fetch.chunk, what=f"{spec.name}.{kind}")
+    return data
+
+
+def _check_leaf(spec: TensorSpec, entry: TensorEntry, fetch: _Fetcher) -> None:
+    if entry.shape != spec.shape:
+        raise InputError(f"{spec.name} is {entry.shape} in the snapshot, not {spec.shape}")
+    arrays = [_array(spec, kind, entry, fetch) for kind in KINDS]
+    if leaf_hash(spec.name, spec.shape, *arrays) != entry.leaf:
+        raise HashMismatch(f"{spec.name} fails its leaf hash", hint="export another step")
+
+
+def _tensor(spec: TensorSpec, entry: TensorEntry, fetch: _Fetcher) -> torch.Tensor:
+    data = _array(spec, "weight", entry, fetch)
+    return torch.frombuffer(data, dtype=torch.float32).reshape(spec.shape)
+
+
+class _Fetcher:
+    """Blobs of the run, kept in a scratch directory until the export has ended."""
+
+    def __init__(self, remote: Remote, run: str, directory: Path, deadline: Deadline) -> None:
+        self._remote, self._run, self._directory, self._deadline = remote, run, directory, deadline
+
+    def small(self, blob: str) -> bytes:
+        """A blob whose size isn't known beforehand, checked."""
+        data = bytes(self._remote.get(self._run, [(blob, _SIZE_UNKNOWN)], self._deadline)[0])
+        if blake3(data).hexdigest() != blob:
+            raise HashMismatch(f"blob {blob[:10]} is not what its hash says")
+        return data
+
+    def all(self, refs: list[ChunkRef]) -> None:
+        todo = [ref for ref in dict.fromkeys(refs) if not (self._directory / ref.hash).exists()]
+        while todo:
+            size_bytes, count = 0, 0
+            while count < len(todo) and (count == 0 or size_bytes + todo[count].size_bytes <= _BATCH_BYTES):
+                size_bytes += todo[count].size_bytes
+                count += 1
+            batch, todo = todo[:count], todo[count:]
+            pairs: list[tuple[str, int]] = [(ref.hash, ref.size_bytes) for ref in batch]
+            for ref, data in zip(batch, self._remote.get(self._run, pairs, self._deadline), strict=True):
+                atomic_write(self._directory / ref.hash, data, durable=False)
+
+    def chunk(self, ref: ChunkRef) -> bytes:
+        """The chunk's bytes; whoever takes them checks their hash."""
+        return (self._directory / BlobHash(ref.hash)).read_bytes()
+

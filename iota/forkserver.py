@@ -1,0 +1,144 @@
+"""A warm parent: imports the heavy libraries once, stays single-threaded, and forks the processes of a local swarm on demand.
+
+Run as ``python -m iota.forkserver``; talks JSON lines on stdin and stdout. End-of-file on stdin ends every child (SIGTERM,
+then SIGKILL after a grace), so nothing outlives the process that started it, even if that one was killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+GRACE_S = 10.0
+_PR_SET_PDEATHSIG = 1
+LIGHT = ("chain", "store", "validator")
+"""Entries that need no torch: they may start before the heavy imports are done."""
+
+
+def warm_up() -> None:
+    """Import what every miner and the submitter need; create no thread."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    torch.set_num_threads(1)
+    import transformers.models.llama.modeling_llama
+
+    import iota.submit
+    import miner.node
+    import miner.stage_executor
+    import validator.node  # noqa: F401
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _child(entry: str, settings: dict[str, Any], log: str) -> int:
+    os.setpgid(0, 0)
+    _die_with_parent()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    with open(os.devnull, "rb") as null, open(log, "ab", buffering=0) as out:  # noqa: PTH123
+        os.dup2(null.fileno(), 0)
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    from iota.entries import run_entry
+
+    return run_entry(entry, settings)
+
+
+def _fork(request: dict[str, Any]) -> int:
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        code = _child(request["entry"], request["settings"], request["log"])
+    except BaseException:  # noqa: BLE001 - the traceback goes to the child's log, the code to the parent
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _say(**fields: Any) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def _reap(children: set[int]) -> None:
+    for pid in list(children):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            children.discard(pid)
+            _say(exited=pid, status=os.waitstatus_to_exitcode(status))
+
+
+def _end(children: set[int]) -> None:
+    for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        for pid in children:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+        deadline = time.monotonic() + wait_s
+        while children and time.monotonic() < deadline:
+            for pid in list(children):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    children.discard(pid)
+            time.sleep(0.02)
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    Path.cwd()
+    children: set[int] = set()
+    waiting: list[dict[str, Any]] = []
+    warm = False
+    pending = b""
+    open_input = True
+    try:
+        while open_input:
+            timeout_s = 0.05 if children or waiting else 0.5
+            if select.select([0], [], [], 0 if not warm and waiting else timeout_s)[0]:
+                chunk = os.read(0, 1 << 16)
+                open_input = bool(chunk)
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    request = json.loads(line)
+                    if request["entry"] in LIGHT or warm:
+                        pid = _fork(request)
+                        children.add(pid)
+                        _say(id=request["id"], pid=pid)
+                    else:
+                        waiting.append(request)
+            elif waiting and not warm:
+                warm_up()
+                warm = True
+                _say(warm=True)
+            for request in waiting if warm else ():
+                pid = _fork(request)
+                children.add(pid)
+                _say(id=request["id"], pid=pid)
+            if warm:
+                waiting.clear()
+            _reap(children)
+    finally:
+        _end(children)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

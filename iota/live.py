@@ -1,0 +1,177 @@
+"""What a run looks like while it runs: a live view on a terminal, at most one line a step elsewhere; it only reads."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from subnet.protocol.api import MemberView, RunStatus, StepView
+
+BARS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 60
+_NUM_EVENTS = 6
+
+
+def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
+    """The values as bars, averaged into at most ``width`` of them."""
+    finite = [value for value in values if value == value and abs(value) != float("inf")]
+    if not finite:
+        return ""
+    if len(finite) > width:
+        edges = [len(finite) * i // width for i in range(width + 1)]
+        finite = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(finite), max(finite)
+    span = (high - low) or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] for value in finite)
+
+
+def headline(status: RunStatus) -> str:
+    """One line: what a log or a narrow terminal gets."""
+    summary = status.summary
+    if not status.steps:
+        waits = f" · waits for {summary.waiting_for}" if summary.waiting_for else ""
+        return f"{summary.name} · {summary.state}{waits} · {len(status.members)} members"
+    last = status.steps[-1]
+    parts = [f"step {last.step + 1}/{summary.steps}", f"loss {last.loss:.4f}"]
+    if last.holdout_loss is not None:
+        parts.append(f"hold-out {last.holdout_loss:.4f}")
+    parts += [f"{status.tokens_per_s:,.0f} tokens/s", f"{len(status.members)} members"]
+    if summary.waiting_for:
+        parts.append(f"waits for {summary.waiting_for}")
+    return " · ".join(parts)
+
+
+def last_holdout(steps: Sequence[StepView]) -> tuple[int, float] | None:
+    """The newest evaluation: (step, loss)."""
+    return next(((view.step, view.holdout_loss) for view in reversed(steps) if view.holdout_loss is not None), None)
+
+
+def by_stage(members: Sequence[MemberView]) -> dict[int, list[MemberView]]:
+    stages: dict[int, list[MemberView]] = defaultdict(list)
+    for member in members:
+        stages[member.stage].append(member)
+    return dict(sorted(stages.items()))
+
+
+def _member_table(status: RunStatus) -> Table:
+    table = Table(box=None, pad_edge=False, expand=True)
+    for name, justify in (("stage", "right"), ("member", "left"), ("state", "left"), ("leases", "right"),
+                          ("items", "right"), ("s/item", "right"), ("heard", "right")):  # fmt: skip
+        table.add_column(name, justify=justify, header_style="dim")  # pyright: ignore[reportArgumentType]
+    for stage, members in by_stage(status.members).items():
+        for number, member in enumerate(members):
+            pace = "" if member.seconds_per_item is None else f"{member.seconds_per_item:.3f}"
+            quiet = member.heard_s_ago > 3
+            table.add_row(
+                str(stage) if number == 0 else "",
+                f"{member.hotkey[:8]} #{member.incarnation.rpartition('#')[2]}",
+                Text(_state(member, status), style="yellow" if quiet else ""),
+                str(member.leases),
+                str(member.items_done),
+                pace,
+                f"{member.heard_s_ago:.0f} s",
+            )
+    return table
+
+
+def _state(member: MemberView, status: RunStatus) -> str:
+    if member.heard_s_ago > 3:
+        return "silent"
+    if member.leases:
+        return "working"
+    return "ready" if member.ready_for_step >= status.summary.step else "catching up"
+
+
+def render(status: RunStatus | None, notes: Sequence[str] = ()) -> RenderableType:
+    """The whole view of one status."""
+    if status is None:
+        return Panel(Text("\n".join(notes) or "starting"), title="iota")
+    summary = status.summary
+    losses = [view.loss for view in status.steps if view.step >= 0]
+    head = Table.grid(padding=(0, 2))
+    head.add_row("step", f"{summary.step}/{summary.steps}", ProgressBar(summary.steps, max(0, summary.step), width=40))
+    if losses:
+        head.add_row("loss", f"{losses[-1]:.4f}", Text(sparkline(losses), style="cyan"))
+    evaluation = last_holdout(status.steps)
+    if evaluation is not None:
+        head.add_row("hold-out", f"{evaluation[1]:.4f}", Text(f"before update {evaluation[0]}", style="dim"))
+    counts = (
+        f"{status.num_merges} merges · {status.num_voids} voids · {status.num_gone} gone · {status.num_joined} joined"
+    )
+    head.add_row("tokens/s", f"{status.tokens_per_s:,.0f}", Text(counts, style="dim"))
+    parts: list[RenderableType] = [head, Text(""), _member_table(status), Text("")]
+    if summary.waiting_for:
+        parts.append(Text(f"waits for {summary.waiting_for}", style="yellow"))
+    if status.weights:
+        parts.append(Text(f"weights: {status.weights}", style="dim"))
+    parts += [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in status.events[-_NUM_EVENTS:]]
+    parts += [Text(note, style="bold") for note in notes]
+    return Panel(
+        Group(*parts), title=f"{summary.name} · {summary.state}", subtitle=f"journal {status.journal_length:,}"
+    )
+
+
+class LiveView:
+    """``show(status)`` as often as you like; ``say(text)`` for what happens beside the run."""
+
+    def __init__(self, stream: TextIO | None = None, *, plain: bool | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self.plain = not self._stream.isatty() if plain is None else plain
+        self._console = Console(file=self._stream)
+        self._live: Live | None = None
+        self._notes: list[str] = []
+        self._said: tuple[int, str, str] | None = None
+        self._status: RunStatus | None = None
+
+    def __enter__(self) -> LiveView:
+        if not self.plain:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def say(self, text: str) -> None:
+        if self._live is None:
+            print(text, file=self._stream, flush=True)
+        else:
+            self._notes = [*self._notes[-3:], text]
+            self._live.update(render(self._status, self._notes))
+
+    def show(self, status: RunStatus) -> None:
+        self._status = status
+        if self._live is not None:
+            self._live.update(render(status, self._notes))
+            return
+        step = status.steps[-1].step if status.steps else -2
+        said = (step, status.summary.state, "" if status.steps else status.summary.waiting_for)
+        if said != self._said:
+            self._said = said
+            print(headline(status), file=self._stream, flush=True)
+
+
+def watch(fetch: Callable[[], RunStatus | None], view: LiveView, sleep: Callable[[], None]) -> RunStatus | None:
+    """Show what ``fetch`` gives until the run has finished."""
+    while True:
+        status = fetch()
+        if status is not None:
+            view.show(status)
+            if status.summary.state == "finished":
+                return status
+        sleep()

@@ -1,0 +1,109 @@
+"""What a run starts from, made from its run file: checked data, a cut model, snapshot 0; same file, same bytes.
+
+Nothing here speaks to anybody; blobs are left as files in a directory the caller owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from blake3 import blake3
+
+from iota.prepare import PreparedData, Progress, prepare_for_run
+from subnet.model.checkpoints import PretrainedDirectory, initial_tensor
+from subnet.model.data import check_data
+from subnet.model.plan import ModelPlan
+from subnet.model.registry import Architecture, check_run, load_architecture, plan_model
+from subnet.model.snapshots import SnapshotManifest, array_bytes, store_tensor
+from subnet.numerics.layout import TensorSpec
+from subnet.numerics.roots import leaf_hash
+from subnet.run.config import RunConfig
+from subnet.store.disk import atomic_write
+from subnet.words import BlobHash
+from validator.stage_plan import plan_cuts
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that could be submitted."""
+
+    config: RunConfig
+    architecture: Architecture
+    data: PreparedData
+
+
+def load_model(config: RunConfig) -> tuple[Architecture, PretrainedDirectory | None]:
+    """The run's architecture, and the directory its weights come from where it names one."""
+    if config.model.pretrained is None:
+        assert config.model.config is not None  # the section's own check
+        return load_architecture(config.model.config), None
+    source = PretrainedDirectory(Path(config.model.pretrained))
+    return load_architecture(source.model_config), source
+
+
+def prepare_run(
+    config: RunConfig, work_dir: Path, *, progress: Callable[[Progress], None] = lambda progress: None
+) -> PreparedRun:
+    """Load the model, prepare the data in ``work_dir`` (or find it there), and check that they fit."""
+    architecture, source = load_model(config)
+    check_run(config, architecture)
+    section = config.data
+    if source is not None and not section.tokenizer and (source.directory / "tokenizer.json").is_file():
+        section = msgspec.structs.replace(section, tokenizer=str(source.directory / "tokenizer.json"))
+    key = blake3(msgspec.json.encode((section, architecture.vocab_size))).hexdigest()[:16]
+    data = prepare_for_run(section, architecture.vocab_size, work_dir / "data" / key, progress=progress)
+    check_data(config, data.manifest, architecture.vocab_size)
+    return PreparedRun(config, _with_ends(architecture, config.model.config, data.manifest.end_of_text), data)
+
+
+def _with_ends(architecture: Architecture, given: Mapping[str, Any] | None, end_of_text: int) -> Architecture:
+    """The architecture with the data's end-of-text token, where the run file names none: what generation stops at."""
+    if given is None or "eos_token_id" in given:
+        return architecture
+    ends = {"eos_token_id": end_of_text, "bos_token_id": given.get("bos_token_id", end_of_text)}
+    return load_architecture({**architecture.model_config, **ends})
+
+
+def cut_model(run: PreparedRun, unit_costs: tuple[float, ...]) -> ModelPlan:
+    """The model cut so that the slowest stage is as fast as it can be."""
+    return plan_model(run.config, run.architecture, plan_cuts(unit_costs, run.config.pipeline.stages))
+
+
+def write_snapshot(plan: ModelPlan, source: PretrainedDirectory | None, directory: Path) -> SnapshotManifest:
+    """Snapshot 0: the chunks of the initial weights as files named by their hashes, and the manifest of them."""
+
+    def put(blob: BlobHash, data: memoryview) -> None:
+        if not (directory / blob).exists():
+            atomic_write(directory / blob, data, durable=False)
+
+    entries = tuple(
+        store_tensor(spec, {"weight": weight}, zero_state_leaf(spec, weight), put)
+        for spec, weight in _initial(plan, source)
+    )
+    return SnapshotManifest(0, entries)
+
+
+def zero_state_leaf(spec: TensorSpec, weight: memoryview) -> bytes:
+    """The leaf of a tensor before its first update: moments and scale state are zero."""
+    moment = bytes(array_bytes(spec, "exp_avg"))
+    scale = bytes(array_bytes(spec, "decayed"))
+    return leaf_hash(spec.name, spec.shape, weight, moment, moment, scale, scale)
+
+
+def _initial(plan: ModelPlan, source: PretrainedDirectory | None) -> Iterator[tuple[TensorSpec, memoryview]]:
+    if source is not None:
+        for spec, tensor in source.read(plan.canonical):
+            yield spec, _bytes_of(tensor)
+        return
+    spread, seed = float(plan.model_config["initializer_range"]), plan.config.run.seed
+    for spec in plan.canonical:
+        yield spec, _bytes_of(initial_tensor(spec, seed=seed, initializer_range=spread))
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.detach().to(torch.float32).contiguous().numpy().data).cast("B")

@@ -1,0 +1,143 @@
+"""From a run file to a run: prepare, cut, draw the weights, put everything into the store, tell the validator.
+
+Nothing is told to the validator before every blob is in the store; one that fails leaves no half of itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from iota.prepare import Progress
+from iota.remote import DEFAULT_URL, BlobFile, Remote
+from iota.submission import PreparedRun, cut_model, load_model, prepare_run, write_snapshot
+from subnet.model.plan import ModelPlan
+from subnet.numerics import layout
+from subnet.protocol.api import RunSubmission, RunSummary
+from subnet.protocol.signing import load_wallet
+from subnet.protocol.wire import blob_hash, encode
+from subnet.run.runfile import load_run_file
+from subnet.store.disk import full_disk_is_ours
+from subnet.timing import Deadline
+from subnet.words import PROTOCOL_VERSION, TensorSpec
+
+Say = Callable[[str], None]
+RETENTION = "data"
+
+
+class SubmitSettings(msgspec.Struct, frozen=True, kw_only=True):
+    run_file: Path
+    work_dir: Path = Path("~/.iota/submissions")
+    """Prepared data is kept here and found again."""
+    validator_url: str = DEFAULT_URL
+    validator_hotkey: str | None = None
+    wallet_name: str = "default"
+    wallet_hotkey: str = "default"
+    wallet_path: Path = Path("~/.bittensor/wallets")
+    device: str = "auto"
+    measure_costs: bool = True
+    """Measure the layers here to cut the model; else cut by FLOPs."""
+    hardware_class: bool = False
+    """Report the class of this machine: right where the miners run on its like."""
+    timeout_s: float = 3600.0
+
+
+def run_submit(settings: SubmitSettings, say: Say = print) -> int:
+    """The whole of it; exit status 0 when the validator has taken the run."""
+    summary = submit(settings, say)
+    where = "it is the active run" if summary.place == 0 else f"{summary.place} before it in the queue"
+    say(f"run {summary.name} ({summary.run_id}) is submitted: {where}")
+    return 0
+
+
+def submit(settings: SubmitSettings, say: Say) -> RunSummary:
+    deadline = Deadline.after(settings.timeout_s)
+    config = load_run_file(settings.run_file)
+    signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
+    remote = Remote(settings.validator_url, signer, hotkey=settings.validator_hotkey)
+    remote.hello(deadline.sooner(60.0))
+    work_dir = settings.work_dir.expanduser().absolute()
+    run = prepare_run(config, work_dir, progress=_Reporter(say))
+    source = load_model(config)[1]
+    costs = _unit_costs(settings, run)
+    plan = cut_model(run, costs)
+    say(f"model: {plan.units.num_parameters:,} parameters in {plan.num_stages} stages, layers cut at {plan.cuts}")
+    with _scratch(work_dir) as scratch:
+        manifest = write_snapshot(plan, source, scratch).encode()
+        snapshot = blob_hash(manifest)
+        files: list[BlobFile] = [(blob, path, RETENTION) for blob, path in run.data.files().items()]
+        files += [(path.name, path, RETENTION) for path in sorted(scratch.iterdir())]
+        files.append((snapshot, manifest, RETENTION))
+        total = sum(len(source) if isinstance(source, bytes) else source.stat().st_size for _, source, _ in files)
+        say(f"store: {len(files)} blobs, {total / 1e6:.1f} MB")
+        remote.put(config.run.name, files, deadline)
+    submission = RunSubmission(
+        version=PROTOCOL_VERSION,
+        config=encode(config),
+        model_config=dict(plan.model_config),
+        unit_tensors=tuple(tuple(_as_word(spec) for spec in unit) for unit in plan.units.units),
+        unit_flops_per_token=plan.units.unit_flops_per_token,
+        unit_costs=costs,
+        tied=None if plan.units.tied is None else _as_word(plan.units.tied),
+        data=blob_hash(run.data.manifest_path.read_bytes()),
+        snapshot=snapshot,
+        tokenizer=run.data.manifest.tokenizer,
+        hardware_class=_hardware_class(plan, settings.device) if settings.hardware_class else None,
+        cuts=plan.cuts,
+    )
+    return remote.submit(submission, deadline)
+
+
+def _as_word(spec: layout.TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.name, spec.shape, spec.row_blocked)
+
+
+def _unit_costs(settings: SubmitSettings, run: PreparedRun) -> tuple[float, ...]:
+    """Seconds of embedding, each layer and head here; where they aren't measured, FLOPs."""
+    flops = run.architecture.units(run.config.data.sequence_length).unit_flops_per_token
+    if not settings.measure_costs:
+        return flops
+    from iota.plan import measure_unit_costs
+
+    return measure_unit_costs(run.config, run.architecture)
+
+
+def _hardware_class(plan: ModelPlan, device: str) -> tuple[str, ...]:
+    from subnet.model.hardware_class import hardware_class
+    from subnet.model.stage import prepare_torch
+
+    prepare_torch(plan.config.precision.num_threads)
+    return hardware_class(plan, chosen_device(device))
+
+
+class _Reporter:
+    """Says each phase of a preparation once, and its end."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._phase = ""
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.phase != self._phase:
+            self._phase = progress.phase
+            tokens = f", {progress.num_tokens:,} training tokens" if progress.phase == "done" else ""
+            self._say(f"data: {progress.phase} ({progress.total_bytes / 1e6:.1f} MB of text{tokens})")
+
+
+@contextmanager
+def _scratch(work_dir: Path) -> Generator[Path]:
+    """A directory for the blobs of one submission, gone afterwards; a full disk is an error of ours."""
+    made: Path | None = None
+    try:
+        with full_disk_is_ours(str(work_dir)):
+            work_dir.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=".submission.", dir=work_dir))
+        yield made
+    finally:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)

@@ -1,0 +1,408 @@
+"""A whole swarm on this machine as an object: chain, store, validator, miners and a submitter, each its own process.
+
+Every wait has a deadline; a process that ends by itself is an error that says what it said; leaving the ``with`` block
+(or the death of this process) ends them all. Plain synchronous code without global state; not thread-safe.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from iota.entries import ChainSettings, StoreSettings, settings_of
+from iota.onchain import metagraph_and_weights, register
+from iota.processes import ForkServer, ProcessFailed, failure_of
+from iota.remote import Remote
+from iota.submit import SubmitSettings
+from miner.settings import MinerSettings
+from subnet.chain.base import Metagraph, WeightsReceipt
+from subnet.chain.coldkeys import load_coldkey
+from subnet.chain.genesis import DEFAULT_LOCAL_GENESIS, Genesis, GenesisNeuron
+from subnet.errors import ConfigError, NotFound, Refused
+from subnet.protocol.api import RunStatus, RunSummary
+from subnet.protocol.signing import Signer, create_wallet, load_wallet
+from subnet.run.config import RunConfig
+from subnet.run.runfile import config_to_toml
+from subnet.store.signed_urls import load_or_create_secret
+from subnet.timing import Deadline
+from validator.settings import ValidatorSettings
+
+HOST = "127.0.0.1"
+NETUID = 1
+VALIDATOR_STAKE = 10_000.0
+_POLL_S = 0.1
+_CALL_S = 10.0
+_METAGRAPH_S = 6.0
+ESSENTIAL = ("chain", "store", "validator")
+
+
+@dataclass(frozen=True)
+class SwarmPorts:
+    """0: any free port."""
+
+    chain: int = 0
+    store: int = 0
+    validator: int = 0
+
+    def taken(self) -> SwarmPorts:
+        """These ports, checked to be free, and free ones for the zeros."""
+        with _Held() as held:
+            return SwarmPorts(*(held.take(port) for port in (self.chain, self.store, self.validator)))
+
+
+@dataclass(frozen=True)
+class SwarmOptions:
+    """What may differ between swarms; the defaults are those of ``iota up``."""
+
+    ports: SwarmPorts = SwarmPorts()
+    device: str = "auto"
+    genesis: Genesis = DEFAULT_LOCAL_GENESIS
+    """Its first subnet gets the swarm's owner, validator and miners."""
+    measure_costs: bool = True
+    hardware_class: bool = True
+    """The submitter reports the class of this machine, so that the first miner need not wait for a second's."""
+    log_level: str = "INFO"
+    start_s: float = 120.0
+    spare_miners: int = 4
+    """Miners that may be added later and are registered from block 0; others register when they are added."""
+    graph_memory_bytes: int = 4 << 30
+    burn_share: float = 0.0
+
+
+class LocalSwarm:
+    """``run``: a run file, a config, or None for a swarm that waits for submissions."""
+
+    def __init__(
+        self, directory: Path, run: Path | RunConfig | None, num_miners: int, options: SwarmOptions = SwarmOptions()
+    ) -> None:
+        if not 1 <= num_miners <= 200:
+            raise ConfigError(f"{num_miners} miners are not allowed", hint="allowed: 1 to 200")
+        self.directory = directory.expanduser().absolute()
+        self.options = options
+        self.num_miners = 0
+        """Miners started so far, dead ones included; their numbers are 0 to this less one."""
+        self._run, self._first_miners = run, num_miners
+        self._parent: ForkServer | None = None
+        self.ports = options.ports
+        self.run_name: str | None = None
+
+    # ---- life
+
+    def __enter__(self) -> LocalSwarm:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Returns when the validator answers; miners and the submission follow on their own (see ``wait_until``)."""
+        deadline = Deadline.after(self.options.start_s)
+        self.ports = self.options.ports.taken()
+        self._parent = ForkServer(self.directory / "logs")
+        self._make_wallets()
+        secret = self.directory / "store-secret"
+        load_or_create_secret(secret)
+        self._request("chain", "chain", self._chain_settings())
+        store = StoreSettings(directory=self.directory / "store", port=self.ports.store, secret=secret)
+        self._request("store", "store", store)
+        self._wait_port("chain", self.ports.chain, deadline)
+        self._wait_port("store", self.ports.store, deadline)
+        self.start_validator()
+        self.parent.wait_pid("validator", deadline)  # forked before the parent is busy warming up
+        for _ in range(self._first_miners):
+            self._request_miner()
+        if self._run is not None:
+            self.submit(self._run)
+        self._wait_port("validator", self.ports.validator, deadline)
+
+    def stop(self) -> None:
+        """End every process; safe to call twice."""
+        if self._parent is not None:
+            parent, self._parent = self._parent, None
+            parent.close()
+
+    # ---- doing
+
+    def start_validator(self) -> None:
+        """The validator's process; also after a :meth:`kill` of it (same directory, same journal)."""
+        settings = ValidatorSettings(
+            netuid=NETUID,
+            chain_endpoint=self.chain_url,
+            wallet_name="validator",
+            wallet_path=self._wallets,
+            port=self.ports.validator,
+            directory=self.directory / "validator",
+            store_url=self.store_url,
+            store_secret=self.directory / "store-secret",
+            submitters=(self.owner().hotkey,),
+            burn_share=self.options.burn_share,
+        )
+        self._request("validator", "validator", settings)
+
+    def submit(self, run: Path | RunConfig) -> None:
+        """Start a submission; its end shows in :meth:`wait_until` and :meth:`wait_submitted`."""
+        if isinstance(run, RunConfig):
+            path = self.directory / "runs" / f"{run.run.name}.toml"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(config_to_toml(run), encoding="utf-8")
+        else:
+            path = run.expanduser().absolute()
+        settings = SubmitSettings(
+            run_file=path,
+            work_dir=self.directory / "submissions",
+            validator_url=self.validator_url,
+            wallet_name="owner",
+            wallet_path=self._wallets,
+            device=self.options.device,
+            measure_costs=self.options.measure_costs,
+            hardware_class=self.options.hardware_class,
+        )
+        self._request("submit", "submit", settings)
+
+    def add_miner(self) -> int:
+        """Register and start one more miner; its number."""
+        number = self.num_miners
+        name = f"miner-{number}"
+        if name not in self._miner_names:
+            hotkey = self._wallet(name).hotkey
+            coldkey = load_coldkey(name, self._wallets)
+            register("local", self.chain_url, NETUID, coldkey=coldkey, hotkey=hotkey, deadline=Deadline.after(_CALL_S))
+            time.sleep(_METAGRAPH_S)  # until the validator has read the chain again
+        self._request_miner()
+        return number
+
+    def restart_miner(self, number: int) -> None:
+        """Start a miner again that has ended: same hotkey, same directory, a new boot."""
+        self._request(f"miner-{number}", "miner", self._miner_settings(number))
+
+    def kill(self, process: int | str, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a miner (by number) or to a process by name; SIGSTOP and SIGCONT reach its whole group."""
+        self.parent.kill(process if isinstance(process, str) else f"miner-{process}", number)
+
+    def wait_end(self, process: int | str, deadline: Deadline) -> int:
+        """The exit status of a process once it has ended (negative: the signal)."""
+        return self.parent.wait_end(process if isinstance(process, str) else f"miner-{process}", deadline)
+
+    # ---- looking
+
+    @property
+    def parent(self) -> ForkServer:
+        if self._parent is None:
+            raise ProcessFailed("the swarm isn't running")
+        return self._parent
+
+    @property
+    def chain_url(self) -> str:
+        return f"http://{HOST}:{self.ports.chain}"
+
+    @property
+    def store_url(self) -> str:
+        return f"http://{HOST}:{self.ports.store}"
+
+    @property
+    def validator_url(self) -> str:
+        return f"http://{HOST}:{self.ports.validator}"
+
+    def owner(self) -> Signer:
+        """The subnet owner's hotkey, which submits runs and exports them."""
+        return load_wallet("owner", "default", self._wallets)
+
+    def remote(self) -> Remote:
+        return Remote(self.validator_url, self.owner())
+
+    def miner_hotkey(self, number: int) -> str:
+        return load_wallet(f"miner-{number}", "default", self._wallets).hotkey
+
+    def log_of(self, process: int | str) -> Path:
+        return self.directory / "logs" / f"{process if isinstance(process, str) else f'miner-{process}'}.log"
+
+    def check(self) -> None:
+        """Raise when the chain, the store, the validator or (failing) the submission has ended."""
+        self.parent.check(*ESSENTIAL)
+        submit = self.parent.children.get("submit")
+        if submit is not None and submit.status not in (None, 0):
+            raise failure_of(submit)
+
+    def submitted(self) -> bool:
+        """Whether the last submission is in."""
+        self.check()
+        submit = self.parent.children.get("submit")
+        return submit is not None and submit.status == 0
+
+    def runs(self) -> tuple[RunSummary, ...]:
+        return Remote(self.validator_url).runs(Deadline.after(_CALL_S))
+
+    def status(self, steps: int = 20, run: str | None = None) -> RunStatus | None:
+        """What the validator says of the run, None while it has none."""
+        if run is None and not self.runs():
+            return None
+        try:
+            return Remote(self.validator_url).status(Deadline.after(_CALL_S), run=run, steps=steps)
+        except Refused as refused:
+            if refused.code != NotFound.code:
+                raise
+            return None  # queued, not yet active
+
+    def wait_until(
+        self,
+        predicate: Callable[[RunStatus], bool],
+        deadline: Deadline,
+        *,
+        steps: int = 20,
+        poll_s: float = 0.25,
+        seen: Callable[[RunStatus], None] = lambda status: None,
+    ) -> RunStatus:
+        """Poll until ``predicate`` holds; raises at the deadline, or when the swarm can't go on."""
+        last: RunStatus | None = None
+        while True:
+            self.check()
+            status = self.status(steps)
+            if status is not None:
+                last = status
+                seen(status)
+                if predicate(status):
+                    return status
+            deadline.check(f"waiting for the run ({_describe(last)}; logs in {self.directory / 'logs'})")
+            time.sleep(min(poll_s, deadline.remaining_s() + 0.001))
+
+    def wait_finished(self, deadline: Deadline) -> str:
+        """The run root once the run has finished."""
+        status = self.wait_until(lambda status: status.summary.state == "finished", deadline)
+        return _root(status)
+
+    def final_root(self) -> str:
+        """The finished run's root."""
+        status = self.status()
+        if status is None or status.summary.state != "finished":
+            raise ProcessFailed(f"the run hasn't finished: {_describe(status)}")
+        return _root(status)
+
+    def chain_state(self) -> tuple[Metagraph, dict[int, WeightsReceipt]]:
+        """The metagraph, and the weights of each permit holder as the chain has them."""
+        return metagraph_and_weights("local", self.chain_url, NETUID, deadline=Deadline.after(_CALL_S))
+
+    # ---- how
+
+    @property
+    def _wallets(self) -> Path:
+        return self.directory / "wallets"
+
+    def _make_wallets(self) -> None:
+        """Owner, validator and the first miners, a coldkey each, so that checks of two miners are independent."""
+        for name in ("owner", "validator", *self._miner_names):
+            self._wallet(name)
+
+    @property
+    def _miner_names(self) -> tuple[str, ...]:
+        """Miners that are registered from block 0."""
+        return tuple(f"miner-{number}" for number in range(self._first_miners + self.options.spare_miners))
+
+    def _wallet(self, name: str) -> Signer:
+        if (self._wallets / name / "hotkeys" / "default").exists():
+            return load_wallet(name, "default", self._wallets)
+        return create_wallet(name, "default", self._wallets)
+
+    def _chain_settings(self) -> ChainSettings:
+        """Everybody is registered from block 0, the validator with stake and so with a permit."""
+        subnet = self.options.genesis.subnets[0]
+        owner = self.owner()
+        neurons = [GenesisNeuron(owner.hotkey, owner.coldkey)]
+        for name in ("validator", *self._miner_names):
+            signer = load_wallet(name, "default", self._wallets)
+            neurons.append(
+                GenesisNeuron(signer.hotkey, signer.coldkey, VALIDATOR_STAKE if name == "validator" else 0.0)
+            )
+        subnet = msgspec.structs.replace(
+            subnet, netuid=NETUID, owner_hotkey=owner.hotkey, owner_coldkey=owner.coldkey, neurons=tuple(neurons)
+        )
+        genesis = msgspec.structs.replace(self.options.genesis, subnets=(subnet, *self.options.genesis.subnets[1:]))
+        return ChainSettings(directory=self.directory / "chain", port=self.ports.chain, genesis=genesis)
+
+    def _miner_settings(self, number: int) -> MinerSettings:
+        return MinerSettings(
+            netuid=NETUID,
+            chain_endpoint=self.chain_url,
+            wallet_name=f"miner-{number}",
+            wallet_path=self._wallets,
+            validator_url=self.validator_url,
+            directory=self.directory / "miners" / str(number),
+            device=self.options.device,
+            graph_memory_bytes=self.options.graph_memory_bytes,
+        )
+
+    def _request_miner(self) -> None:
+        number = self.num_miners
+        self._request(f"miner-{number}", "miner", self._miner_settings(number))
+        self.num_miners += 1
+
+    def _request(self, name: str, entry: str, settings: msgspec.Struct) -> None:
+        self.parent.request(name, entry, {**settings_of(settings), "log_level": self.options.log_level})
+
+    def _wait_port(self, name: str, port: int, deadline: Deadline) -> None:
+        while not _answers(port):
+            self.check()
+            deadline.check(f"waiting for the {name} (see {self.log_of(name)})")
+            self.parent.poll(_POLL_S)
+
+
+class _Held:
+    """Ports bound for a moment, so that no two of them are the same."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def __enter__(self) -> _Held:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for held in self._sockets:
+            held.close()
+
+    def take(self, port: int) -> int:
+        held = socket.socket()
+        self._sockets.append(held)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind((HOST, port))
+        except OSError as error:
+            raise ConfigError(
+                f"can't listen on {HOST}:{port}: {error.strerror or error}",
+                hint="stop what holds the port, or choose another (0: any free one)",
+            ) from error
+        return held.getsockname()[1]
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection((HOST, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
+def _root(status: RunStatus) -> str:
+    if not status.summary.root:
+        raise ProcessFailed(f"run {status.summary.name} has finished without a root")
+    return status.summary.root
+
+
+def _describe(status: RunStatus | None) -> str:
+    if status is None:
+        return "nothing submitted yet"
+    summary = status.summary
+    waits = f", waiting for {summary.waiting_for}" if summary.waiting_for else ""
+    return f"{summary.state} at step {summary.step} of {summary.steps}{waits}"

@@ -1,0 +1,86 @@
+"""``iota up``: a local swarm with its live view, until the run has finished or a person stops it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from iota.export import export_run
+from iota.live import LiveView
+from iota.swarm import LocalSwarm, SwarmOptions
+from subnet.errors import ConfigError, NotFound, Refused, Unreachable
+from subnet.protocol.api import RunStatus
+from subnet.run.runfile import load_run_file
+from subnet.timing import Deadline
+
+MARKER = ".iota-swarm"
+_POLL_S = 0.5
+_EXPORT_S = 600.0
+_PATIENCE_S = 60.0
+
+
+def claim_directory(directory: Path) -> Path:
+    """An empty directory, or one that an earlier swarm made; never a foreign one."""
+    path = directory.expanduser().absolute()
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file", hint="choose another --dir")
+    if path.is_dir() and any(path.iterdir()) and not (path / MARKER).exists():
+        raise ConfigError(f"{path} isn't empty and isn't a swarm's", hint="choose another --dir")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / MARKER).touch()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}", hint="choose another --dir") from error
+    return path
+
+
+def run_up(
+    directory: Path,
+    run_file: Path | None,
+    num_miners: int,
+    options: SwarmOptions,
+    *,
+    stay: bool,
+    export: Path | None,
+    plain: bool | None,
+) -> int:
+    if run_file is not None:
+        load_run_file(run_file)  # a typo is said before anything starts
+    swarm = LocalSwarm(claim_directory(directory), run_file, num_miners, options)
+    with swarm, LiveView(plain=plain) as view:
+        view.say(f"validator {swarm.validator_url} · chain {swarm.chain_url} · store {swarm.store_url}")
+        view.say(f"wallets {swarm.directory / 'wallets'} (submit with owner) · logs {swarm.directory / 'logs'}")
+        try:
+            status = _follow(swarm, view, wait_for_runs=run_file is None)
+            root = status.summary.root or ""
+            view.say(f"{status.summary.name} has finished: run root {root}")
+            if export is not None:
+                done = export_run(
+                    swarm.remote(), status.summary.name, export, deadline=Deadline.after(_EXPORT_S), say=view.say
+                )
+                view.say(f"exported to {done.directory}")
+            while stay:
+                swarm.check()
+                time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            view.say("stopping")
+    return 0
+
+
+def _follow(swarm: LocalSwarm, view: LiveView, *, wait_for_runs: bool) -> RunStatus:
+    """Show the active run until one has finished (never, where runs are waited for)."""
+    patience = Deadline.after(_PATIENCE_S)
+    while True:
+        swarm.check()
+        try:
+            status = swarm.status(steps=400)
+            patience = Deadline.after(_PATIENCE_S)
+        except (Unreachable, NotFound, Refused):
+            if patience.expired:
+                raise
+            status = None
+        if status is not None:
+            view.show(status)
+            if status.summary.state == "finished" and not wait_for_runs:
+                return status
+        time.sleep(_POLL_S)

@@ -1,0 +1,121 @@
+"""A small process without torch that tells the validator that the miner lives, even while its interpreter lock is taken.
+
+It shares one page with the main process (a counter of event-loop turns) and holds one end of a pipe: end-of-file means that
+the main process is dead, which it reports at once. Start it before any thread or event loop exists.
+"""
+
+from __future__ import annotations
+
+import http.client
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import time
+import urllib.parse
+from dataclasses import dataclass
+
+import msgspec
+
+from subnet.protocol.messages import Heartbeat
+from subnet.protocol.signing import Signer
+from subnet.words import PROTOCOL_VERSION
+
+INTERVAL_S = 1.0
+REQUEST_S = 2.0
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where heartbeats go and what they say."""
+
+    url: str
+    receiver: str
+    boot: str
+    clock_offset_ns: int
+
+
+@dataclass
+class HeartbeatHandle:
+    """The main process's side."""
+
+    pid: int
+    _pipe: int
+    _page: mmap.mmap
+
+    def aim(self, target: Target) -> None:
+        """Start sending, or send elsewhere (after a rejoin)."""
+        os.write(self._pipe, msgspec.json.encode(target) + b"\n")
+
+    def tick(self, count: int) -> None:
+        self._page[:8] = struct.pack("<Q", count)
+
+    def stop(self) -> None:
+        """End it without a death report."""
+        try:
+            os.kill(self.pid, signal.SIGTERM)
+            os.waitpid(self.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+        os.close(self._pipe)
+        self._page.close()
+
+
+def start_heartbeat(signer: Signer) -> HeartbeatHandle:
+    """Fork the heartbeat process. The caller must still be single-threaded."""
+    page = mmap.mmap(-1, 8)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.close(writer)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            _beat_forever(signer, reader, page)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(reader)
+    os.set_inheritable(writer, False)
+    return HeartbeatHandle(pid, writer, page)
+
+
+def _beat_forever(signer: Signer, reader: int, page: mmap.mmap) -> None:
+    target: Target | None = None
+    pending = b""
+    due = 0.0
+    while True:
+        wait_s = max(0.0, due - time.monotonic()) if target else None
+        readable, _, _ = select.select([reader], [], [], wait_s)
+        if readable:
+            chunk = os.read(reader, 65536)
+            if not chunk:
+                if target is not None:
+                    _send(signer, target, ticks=0, suspect="the main process died")
+                return
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                target, due = msgspec.json.decode(line, type=Target), 0.0
+        if target is not None and time.monotonic() >= due:
+            due = time.monotonic() + INTERVAL_S
+            _send(signer, target, ticks=struct.unpack("<Q", page[:8])[0])
+
+
+def _send(signer: Signer, target: Target, *, ticks: int, suspect: str = "") -> None:
+    """One heartbeat; a failure is what silence means to the validator, so it is not reported anywhere else."""
+    parts = urllib.parse.urlsplit(target.url)
+    body = msgspec.msgpack.encode(Heartbeat(PROTOCOL_VERSION, target.boot, ticks, suspect))
+    path = "/v1/heartbeat"
+    wall_ns = time.time_ns() + target.clock_offset_ns
+    headers = signer.sign_request(method="POST", target=path, body=body, receiver=target.receiver, wall_ns=wall_ns)
+    connection_class = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = connection_class(parts.hostname or "", parts.port, timeout=REQUEST_S)
+    try:
+        connection.request("POST", path, body=body, headers={**headers, "Content-Type": "application/msgpack"})
+        connection.getresponse().read(4096)
+    except (OSError, http.client.HTTPException, socket.timeout):
+        return
+    finally:
+        connection.close()

@@ -1,0 +1,238 @@
+"""A stage's whole state: weights, moments and scales in flat buffers, updated only by merged gradients.
+
+An update either completes or marks the state broken; a broken state refuses everything until it is loaded again. So a
+reader sees the state before the update or after it, never a mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from subnet.errors import HashMismatch, InputError
+from subnet.model.plan import ModelPlan
+from subnet.model.snapshots import (
+    KINDS,
+    BlobSink,
+    BlobSource,
+    SnapshotManifest,
+    TensorEntry,
+    check_manifest,
+    fill_array,
+    store_tensor,
+)
+from subnet.model.stage import StageModule, build_stage
+from subnet.numerics.fixed_point import exponents, update_scales
+from subnet.numerics.layout import Section, TensorSpan, TensorSpec, stage_names
+from subnet.numerics.optimizer import adamw_update_
+from subnet.numerics.roots import leaf_hash, stage_root
+from subnet.run.schedule import StepScalars
+from subnet.words import CALIBRATION_STEP
+
+
+@dataclass(frozen=True)
+class MergedSection:
+    """The step's merged gradient of a section: whole numbers (None in the calibrating step) and block maxima."""
+
+    values: Tensor | None
+    maxima: Tensor
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    section: Section
+    arrays: dict[str, Tensor]
+    """By kind; per element or per block."""
+
+
+class StageState:
+    """State of one stage on one device. Not locked: loads and updates belong to the thread that computes."""
+
+    def __init__(self, plan: ModelPlan, stage: int, *, device: torch.device | str = "cpu") -> None:
+        self.plan = plan
+        self.stage = stage
+        self.device = torch.device(device)
+        self.num_updates = 0
+        self.intact = False
+        """False before the first load and after an update that failed half-way."""
+        self._buffers: dict[int, _Buffers] = {}
+        self._where: dict[str, tuple[int, TensorSpan]] = {}
+        self._exponents: dict[int, Tensor] | None = None
+        self._leaves: list[tuple[str, bytes]] | None = None
+        for index in plan.layout.stage_sections[stage]:
+            section = plan.layout.sections[index]
+            self._buffers[index] = _Buffers(section, {kind: self._empty(section, kind) for kind in KINDS})
+            self._where.update({span.spec.name: (index, span) for span in section.tensors})
+        self._names = stage_names(plan.layout, stage)
+        self.module: StageModule = build_stage(plan, stage)
+        self.module.bind({name: self._view("weight", name).view(self.spec(name).shape) for name in self._names})
+
+    def _empty(self, section: Section, kind: str) -> Tensor:
+        size = section.num_blocks if kind in ("decayed", "limit") else section.num_elements
+        return torch.zeros(size, dtype=torch.float32, device=self.device)
+
+    def _view(self, kind: str, name: str) -> Tensor:
+        index, span = self._where[name]
+        flat = self._buffers[index].arrays[kind]
+        if kind in ("decayed", "limit"):
+            return flat[span.block_start : span.block_start + span.num_blocks]
+        return flat[span.element_start : span.element_start + span.num_elements]
+
+    def spec(self, name: str) -> TensorSpec:
+        return self._where[name][1].spec
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Tensors held, in canonical order."""
+        return tuple(self.spec(name) for name in self._names)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        return tuple(buffers.section for buffers in self._buffers.values())
+
+    @property
+    def next_step(self) -> int:
+        """The step whose gradients this state computes: -1 until scales are there, then the number of updates."""
+        return CALIBRATION_STEP if self._exponents is None else self.num_updates
+
+    def exponents(self, section: int) -> Tensor | None:
+        """Block exponents in force (int16), or None in the calibrating step."""
+        self._require_intact()
+        return None if self._exponents is None else self._exponents[section]
+
+    def _require_intact(self) -> None:
+        if not self.intact:
+            raise InputError(
+                f"the state of stage {self.stage} is not loaded or an update failed half-way", hint="load a snapshot"
+            )
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Initial state: these weights, no moments, no scales."""
+
+        def fill(spec: TensorSpec, kind: str, target: Tensor) -> None:
+            if kind == "weight":
+                target.copy_(weights[spec.name].reshape(-1))
+            else:
+                target.zero_()
+
+        self._load(0, fill)
+
+    def load(self, manifest: SnapshotManifest, get: BlobSource) -> None:
+        """State of a snapshot: every chunk is checked against its hash, every tensor against its leaf."""
+        entries = check_manifest(manifest, self.specs)
+
+        def fill(spec: TensorSpec, kind: str, target: Tensor) -> None:
+            host = target if target.device.type == "cpu" else torch.empty(target.shape, dtype=torch.float32)
+            refs = entries[spec.name].arrays[kind]
+            fill_array(refs, host.numpy().data, get, what=f"{spec.name}.{kind}")
+            if host is not target:
+                target.copy_(host)
+
+        self._load(manifest.step, fill)
+        for name, leaf in self.leaves():
+            if leaf != entries[name].leaf:
+                self.intact = False
+                raise HashMismatch(f"the snapshot's arrays of {name} don't give its leaf")
+
+    def _load(self, num_updates: int, fill: Callable[[TensorSpec, str, Tensor], None]) -> None:
+        self.intact, self._leaves = False, None
+        with torch.no_grad():
+            for spec in self.specs:
+                for kind in KINDS:
+                    fill(spec, kind, self._view(kind, spec.name))
+        scaled = [bool((buffers.arrays["limit"] > 0).all()) for buffers in self._buffers.values()]
+        if any(scaled) != all(scaled) or (num_updates and not all(scaled)):
+            raise InputError("the snapshot has scales for some of its blocks only")
+        self.num_updates = num_updates
+        self._exponents = self._derive_exponents() if all(scaled) else None
+        self.module.refresh()
+        self.intact = True
+
+    def _derive_exponents(self) -> dict[int, Tensor]:
+        return {
+            index: exponents(buffers.arrays["limit"], buffers.section.leaf_qmax)
+            for index, buffers in self._buffers.items()
+        }
+
+    def apply_step(
+        self,
+        step: int,
+        merged: Mapping[int, MergedSection],
+        *,
+        coefficient_bits: int = 0,
+        scalars: StepScalars | None = None,
+    ) -> None:
+        """Update ``step`` from the merged gradient by section; step -1 only sets scales."""
+        self._check_step(step, merged, scalars)
+        self.intact, self._leaves = False, None
+        with torch.no_grad():
+            for index, buffers in self._buffers.items():
+                arrays, given = buffers.arrays, merged[index]
+                if given.values is not None and scalars is not None and self._exponents is not None:
+                    adamw_update_(
+                        buffers.section,
+                        arrays["weight"],
+                        arrays["exp_avg"],
+                        arrays["exp_avg_sq"],
+                        given.values,
+                        self._exponents[index],
+                        coefficient_bits,
+                        scalars,
+                    )
+                decayed, limit = update_scales(
+                    buffers.section, arrays["decayed"], arrays["limit"], given.maxima, first=step == CALIBRATION_STEP
+                )
+                arrays["decayed"].copy_(decayed)
+                arrays["limit"].copy_(limit)
+        self._exponents = self._derive_exponents()
+        self.num_updates = step + 1
+        self.module.refresh()
+        self.intact = True
+
+    def _check_step(self, step: int, merged: Mapping[int, MergedSection], scalars: StepScalars | None) -> None:
+        self._require_intact()
+        if step != self.next_step:
+            raise InputError(f"update {step} doesn't follow: this state waits for update {self.next_step}")
+        if (scalars is None) != (step == CALIBRATION_STEP):
+            raise InputError(f"update {step} {'needs' if scalars is None else 'takes no'} scalars")
+        for index, buffers in self._buffers.items():
+            given, section = merged.get(index), buffers.section
+            if given is None or given.maxima.shape != (section.num_blocks,):
+                raise InputError(f"the merged gradient of section {section.name} is missing or misshapen")
+            has_values = given.values is not None and given.values.shape == (section.num_elements,)
+            if has_values == (step == CALIBRATION_STEP):
+                raise InputError(f"the merged sums of section {section.name} are missing or misshapen")
+
+    def leaves(self) -> list[tuple[str, bytes]]:
+        """Name and leaf hash of every tensor held, in canonical order."""
+        self._require_intact()
+        if self._leaves is None:
+            self._leaves = [
+                (name, leaf_hash(name, self.spec(name).shape, *self.export_arrays(name).values()))
+                for name in self._names
+            ]
+        return list(self._leaves)
+
+    def stage_root(self) -> str:
+        """Root of the stage's state, in hexadecimal."""
+        return stage_root(self.num_updates, (leaf for _, leaf in self.leaves())).hex()
+
+    def export_arrays(self, name: str) -> dict[str, memoryview]:
+        """The tensor's arrays by kind, in the leaf's order; on a CPU views of the live state: use them at once."""
+        self._require_intact()
+        return {kind: self._view(kind, name).cpu().numpy().data.cast("B") for kind in KINDS}
+
+    def snapshot(self, put: BlobSink) -> SnapshotManifest:
+        """Hand every chunk to ``put`` (which stores or copies it before it returns) and describe the state."""
+        return SnapshotManifest(self.num_updates, tuple(self._entries(put)))
+
+    def _entries(self, put: BlobSink) -> Iterator[TensorEntry]:
+        for name, leaf in self.leaves():
+            yield store_tensor(self.spec(name), self.export_arrays(name), leaf, put)
+
+    def weight(self, name: str) -> Tensor:
+        """A view of a tensor's weights in its own shape."""
+        return self._view("weight", name).view(self.spec(name).shape)

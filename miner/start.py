@@ -1,0 +1,23 @@
+"""The miner process from its settings: wallet, heartbeat process, then (torch imported) the node. Returns the exit status.
+
+The heartbeat is forked before any thread, event loop or torch import exists in this process.
+"""
+
+from __future__ import annotations
+
+from miner.heartbeat import start_heartbeat
+from miner.settings import MinerSettings
+from subnet.protocol.signing import load_wallet
+from subnet.timing import check_nesting
+
+
+def start_miner(settings: MinerSettings) -> int:
+    check_nesting()
+    signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
+    heartbeat = start_heartbeat(signer)
+    try:
+        from miner.node import run_miner
+
+        return run_miner(settings, signer, heartbeat)
+    finally:
+        heartbeat.stop()

@@ -1,0 +1,95 @@
+"""The miner's entry point: the dotted flags every subnet has, onto the miner's settings.
+
+Nothing here imports torch: the miner forks its heartbeat process before any thread exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if not __package__:  # run as a script: the repository's root instead of this folder, whose names shadow packages
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+if TYPE_CHECKING:
+    from miner.settings import MinerSettings
+
+GIB = 1 << 30
+
+
+def build_parser() -> argparse.ArgumentParser:
+    from miner.settings import MinerSettings
+    from subnet.flags import common_parser
+
+    default = MinerSettings()
+    parser = common_parser("neurons/miner.py", "Serve one pipeline stage of a run, and be paid for verified work.")
+    network = parser.add_argument_group("validator and peers")
+    network.add_argument(
+        "--validator.url",
+        dest="validator_url",
+        default=None,
+        help="base URL; without it the permit holder with most stake and a served address is taken from the chain",
+    )
+    network.add_argument(
+        "--validator.hotkey", dest="validator_hotkey", default=None, help="hotkey that must answer there"
+    )
+    network.add_argument("--peer.host", dest="host", default=default.host, help="address other miners reach us at")
+    network.add_argument("--peer.port", dest="port", type=int, default=default.port, help="peer port; 0 = any free one")
+    own = parser.add_argument_group("this machine")
+    own.add_argument("--dir", dest="directory", type=Path, default=default.directory, help="caches of this miner")
+    own.add_argument("--device", dest="device", default=default.device, help="auto, cpu, cuda or cuda:N")
+    for flag, what in (
+        ("graph_memory", "retained autograd graphs; beyond it forwards are recomputed"),
+        ("boundary_memory", "boundary blobs in memory"),
+        ("boundary_disk", "boundary blobs on disk"),
+        ("cache_disk", "tokens, snapshots and merged gradients on disk"),
+    ):
+        gib: float = getattr(default, f"{flag}_bytes") / GIB
+        own.add_argument(f"--limit.{flag}_gib", dest=f"{flag}_gib", type=float, default=gib, help=what)
+    own.add_argument("--exit_when_finished", action="store_true", help="end when the run has finished")
+    return parser
+
+
+def settings_from(flags: argparse.Namespace) -> MinerSettings:
+    from miner.settings import MinerSettings
+
+    return MinerSettings(
+        netuid=flags.netuid,
+        chain=flags.network,
+        chain_endpoint=flags.chain_endpoint,
+        wallet_name=flags.wallet_name,
+        wallet_hotkey=flags.wallet_hotkey,
+        wallet_path=Path(flags.wallet_path).expanduser(),
+        validator_url=flags.validator_url,
+        validator_hotkey=flags.validator_hotkey,
+        host=flags.host,
+        port=flags.port,
+        directory=Path(flags.directory).expanduser(),
+        device=flags.device,
+        graph_memory_bytes=round(flags.graph_memory_gib * GIB),
+        boundary_memory_bytes=round(flags.boundary_memory_gib * GIB),
+        boundary_disk_bytes=round(flags.boundary_disk_gib * GIB),
+        cache_disk_bytes=round(flags.cache_disk_gib * GIB),
+        exit_when_finished=flags.exit_when_finished,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    from neurons.entry import guarded, start_logging
+
+    def work() -> int:
+        flags = build_parser().parse_args(argv)
+        settings = settings_from(flags)
+        start_logging(flags, "miner")
+        from miner.start import start_miner
+
+        return start_miner(settings)
+
+    return guarded(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

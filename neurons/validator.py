@@ -1,0 +1,77 @@
+"""The validator's entry point: the dotted flags every subnet has, onto the validator's settings."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if not __package__:  # run as a script: the repository's root instead of this folder, whose names shadow packages
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+if TYPE_CHECKING:
+    from validator.settings import ValidatorSettings
+
+
+def build_parser() -> argparse.ArgumentParser:
+    from subnet.flags import common_parser
+    from validator.settings import ValidatorSettings
+
+    default = ValidatorSettings()
+    parser = common_parser("neurons/validator.py", "Orchestrate runs: stages, leases, merges, scores and weights.")
+    axon = parser.add_argument_group("axon")
+    axon.add_argument("--axon.ip", dest="host", default=default.host, help="address to listen on and to announce")
+    axon.add_argument("--axon.port", dest="port", type=int, default=default.port, help="port to listen on")
+    own = parser.add_argument_group("this validator")
+    own.add_argument("--dir", dest="directory", type=Path, default=default.directory, help="journals and run files")
+    own.add_argument("--store.url", dest="store_url", default=default.store_url, help="object store (iota store serve)")
+    own.add_argument(
+        "--store.secret", dest="store_secret", type=Path, default=default.store_secret, help="file shared with it"
+    )
+    own.add_argument("--submitters", nargs="*", default=[], metavar="HOTKEY", help="hotkeys that may submit runs")
+    own.add_argument("--burn_share", type=float, default=default.burn_share, help="share of the weights that is burned")
+    own.add_argument("--weights.version_key", dest="weights_version_key", type=int, default=default.weights_version_key)
+    own.add_argument("--weights.off", dest="weights_off", action="store_true", help="never set weights on the chain")
+    return parser
+
+
+def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
+    from validator.settings import ValidatorSettings
+
+    return ValidatorSettings(
+        netuid=flags.netuid,
+        chain=flags.network,
+        chain_endpoint=flags.chain_endpoint,
+        wallet_name=flags.wallet_name,
+        wallet_hotkey=flags.wallet_hotkey,
+        wallet_path=Path(flags.wallet_path).expanduser(),
+        host=flags.host,
+        port=flags.port,
+        directory=Path(flags.directory).expanduser(),
+        store_url=flags.store_url,
+        store_secret=Path(flags.store_secret).expanduser(),
+        submitters=tuple(flags.submitters),
+        set_weights=not flags.weights_off,
+        burn_share=flags.burn_share,
+        weights_version_key=flags.weights_version_key,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    from neurons.entry import guarded, start_logging
+
+    def work() -> int:
+        flags = build_parser().parse_args(argv)
+        settings = settings_from(flags)
+        start_logging(flags, "validator")
+        from validator.node import run_validator
+
+        return run_validator(settings)
+
+    return guarded(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""Weights in and out: from a run's seed, from and to ordinary Hugging Face directories, one by one, atomically."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+from blake3 import blake3
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import GenerationConfig
+
+from subnet.errors import ConfigError, OutOfSpace
+from subnet.model.plan import ModelPlan
+from subnet.model.registry import load_architecture
+from subnet.numerics.layout import TensorSpec
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+MAX_SHARD_BYTES = 4 << 30
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+
+
+def initial_tensor(spec: TensorSpec, *, seed: int, initializer_range: float) -> Tensor:
+    """One entry of the canonical list, from a generator of its own: the same whatever else is drawn."""
+    if spec.name.endswith(".bias"):
+        return torch.zeros(spec.shape)
+    if len(spec.shape) < 2:
+        return torch.ones(spec.shape)
+    digest = blake3(b"iota/init/1\0" + seed.to_bytes(8, "little") + spec.name.encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") & (2**63 - 1))
+    return torch.empty(spec.shape).normal_(0.0, initializer_range, generator=generator)
+
+
+def initial_weights(plan: ModelPlan, specs: Sequence[TensorSpec] | None = None) -> dict[str, Tensor]:
+    """Initial weights of these entries, or of the whole model."""
+    spread, seed = float(plan.model_config["initializer_range"]), plan.config.run.seed
+    chosen = plan.canonical if specs is None else specs
+    return {spec.name: initial_tensor(spec, seed=seed, initializer_range=spread) for spec in chosen}
+
+
+class PretrainedDirectory:
+    """A Hugging Face directory, read lazily: only the tensors asked for are touched, none is ever unpickled."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        if not directory.is_dir():
+            raise ConfigError(f"{directory} is not a directory", hint="model.pretrained takes a local directory")
+        self.model_config = self._read_json("config.json")
+        self._file_of = self._index()
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        path = self.directory / name
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{path} can't be read: {error}") from error
+
+    def _index(self) -> dict[str, Path]:
+        if (self.directory / INDEX_FILE).exists():
+            weight_map = self._read_json(INDEX_FILE).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise ConfigError(f"{self.directory / INDEX_FILE} has no weight_map")
+            files = cast("dict[str, object]", weight_map)
+            if any(not isinstance(f, str) or Path(f).name != f for f in files.values()):
+                raise ConfigError(f"{self.directory / INDEX_FILE} names a file outside its directory")
+            return {name: self.directory / str(file) for name, file in files.items()}
+        path = self.directory / SINGLE_FILE
+        if not path.exists():
+            raise ConfigError(f"{self.directory} has no {SINGLE_FILE}", hint="only safetensors weights are read")
+        with self._open(path) as opened:
+            return dict.fromkeys(opened.keys(), path)
+
+    def _open(self, path: Path) -> Any:
+        try:
+            return safe_open(path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{path} can't be read: {error}") from error
+
+    def read(self, specs: Sequence[TensorSpec]) -> Iterator[tuple[TensorSpec, Tensor]]:
+        """These tensors as fp32, one at a time; raises :class:`ConfigError` where one is missing or misshapen."""
+        path: Path | None = None
+        opened: Any = None
+        for spec in specs:
+            file = self._file_of.get(spec.name)
+            if file is None:
+                raise ConfigError(f"{self.directory} has no tensor {spec.name}")
+            if file != path:
+                opened, path = self._open(file), file
+            try:
+                tensor: Tensor = opened.get_tensor(spec.name)
+            except SafetensorError as error:
+                raise ConfigError(f"{file}: {spec.name} can't be read: {error}") from error
+            if tuple(tensor.shape) != spec.shape or not tensor.is_floating_point():
+                raise ConfigError(f"{file}: {spec.name} is {tuple(tensor.shape)} {tensor.dtype}, not {spec.shape}")
+            yield spec, tensor.to(torch.float32).contiguous()
+
+
+def plan_shards(specs: Sequence[TensorSpec], max_shard_bytes: int) -> list[list[TensorSpec]]:
+    """Consecutive tensors, at most ``max_shard_bytes`` of fp32 a shard unless one tensor alone is larger."""
+    shards: list[list[TensorSpec]] = [[]]
+    used = 0
+    for spec in specs:
+        size = 4 * spec.num_elements
+        if shards[-1] and used + size > max_shard_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(spec)
+        used += size
+    return shards
+
+
+def write_pretrained(
+    directory: Path,
+    model_config: Mapping[str, Any],
+    specs: Sequence[TensorSpec],
+    read: Callable[[TensorSpec], Tensor],
+    *,
+    tokenizer: Path | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write config, weights, generation config and tokenizer so that plain ``from_pretrained`` loads them.
+
+    The directory appears complete or not at all. ``tokenizer`` is a directory or a ``tokenizer.json``.
+    """
+    directory = directory.absolute()
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(f"{directory} exists and is not an empty directory", hint="choose a new directory")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        _write_configs(staging, model_config)
+        _write_weights(staging, specs, read, max_shard_bytes)
+        if tokenizer is not None:
+            _copy_tokenizer(tokenizer, staging, model_config)
+        for path in staging.iterdir():
+            _sync(path)
+        staging.chmod(0o755)
+        if directory.exists():
+            directory.rmdir()
+        staging.rename(directory)
+        _sync(directory.parent)
+    except (OSError, SafetensorError) as error:
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
+        if full:
+            raise OutOfSpace(
+                f"no space left while writing {directory}", hint="free some space and export again"
+            ) from error
+        raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write_configs(staging: Path, model_config: Mapping[str, Any]) -> None:
+    architecture = load_architecture(model_config)
+    config: Any = architecture.config
+    config.architectures = [architecture.family.causal_lm]
+    config.dtype = "float32"
+    config.save_pretrained(staging)
+    GenerationConfig.from_model_config(config).save_pretrained(staging)
+
+
+def _write_weights(
+    staging: Path, specs: Sequence[TensorSpec], read: Callable[[TensorSpec], Tensor], max_shard_bytes: int
+) -> None:
+    shards = plan_shards(specs, max_shard_bytes)
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        name = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {spec.name: read(spec).detach().cpu().contiguous() for spec in shard}
+        for spec in shard:
+            if tuple(tensors[spec.name].shape) != spec.shape:
+                raise ValueError(f"{spec.name}: {tuple(tensors[spec.name].shape)} instead of {spec.shape}")
+        save_file(tensors, staging / name, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(tensors, name))
+    if len(shards) > 1:
+        total = sum(4 * spec.num_elements for spec in specs)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (staging / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def _copy_tokenizer(source: Path, staging: Path, model_config: Mapping[str, Any]) -> None:
+    if source.is_file():
+        shutil.copyfile(source, staging / "tokenizer.json")
+    else:
+        for name in TOKENIZER_FILES:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, staging / name)
+    if not (staging / "tokenizer.json").exists() and not (staging / "tokenizer.model").exists():
+        raise ConfigError(f"{source} has no tokenizer.json", hint="give a tokenizer.json or its directory")
+    if not (staging / "tokenizer_config.json").exists():
+        described = _describe_tokenizer(staging / "tokenizer.json", model_config)
+        (staging / "tokenizer_config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+
+
+def _describe_tokenizer(path: Path, model_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``AutoTokenizer`` needs beside a bare ``tokenizer.json``; special tokens are those of the model's config."""
+    from tokenizers import Tokenizer
+
+    loaded = Tokenizer.from_file(str(path))
+    described: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model_config.get("max_position_embeddings"),
+        "clean_up_tokenization_spaces": False,
+    }
+    for kind in ("bos", "eos", "pad"):
+        number = model_config.get(f"{kind}_token_id")
+        token = loaded.id_to_token(number) if isinstance(number, int) else None
+        if token is not None:
+            described[f"{kind}_token"] = token
+    return described

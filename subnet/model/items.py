@@ -1,0 +1,162 @@
+"""What crosses an item's border: foreign buffers checked before use, results as bytes, failures as reproducible hashes.
+
+Shape suffixes: B rows of a chunk, L positions, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+from blake3 import blake3
+from numpy.typing import NDArray
+from torch import Tensor
+
+from subnet.errors import InputError, IotaError
+from subnet.model.plan import ModelPlan
+from subnet.model.stage import IGNORED_LABEL
+from subnet.words import ItemKey
+
+Buffer = bytes | bytearray | memoryview
+
+_FAILURE_TAG = b"iota/failure/1\0"
+
+
+class ItemFailed(IotaError):
+    """The computation of an item failed; ``hash`` is the same on every machine of the class for the same failure."""
+
+    code = "item_failed"
+
+    def __init__(self, hash: str, reason: str) -> None:
+        super().__init__(reason)
+        self.hash = hash
+
+
+class failing:
+    """``with failing(item):`` turns whatever the computation raises into :class:`ItemFailed`; our own errors pass."""
+
+    def __init__(self, item: ItemKey) -> None:
+        self._item = item
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, IotaError):
+            raise exception_failure(self._item, error) from error
+
+
+def exception_failure(item: ItemKey, error: Exception) -> ItemFailed:
+    """A caught exception: its type's name is what machines can be expected to agree on."""
+    name = type(error).__name__
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        name = "OutOfMemoryError"
+    words = str(error).strip().splitlines() or [""]
+    return ItemFailed(failure_hash(item, name), f"{item}: {name}: {words[0]}")
+
+
+def gradient_failure(item: ItemKey, grads: Mapping[str, Tensor]) -> ItemFailed:
+    """Non-finite parameter gradients: names and positions."""
+    details: list[bytes] = []
+    names: list[str] = []
+    for name, grad in grads.items():
+        values = grad.detach().reshape(-1).cpu().numpy()
+        if not bool(np.isfinite(values).all()):
+            names.append(name)
+            details += [name.encode(), _positions(values)]
+    reason = f"{item}: the gradient of {names[0]} ({len(names)} tensors in all) is not finite"
+    return ItemFailed(failure_hash(item, "gradient", *details), reason)
+
+
+def check_gradients(item: ItemKey, grads: Mapping[str, Tensor]) -> None:
+    """Raises where :func:`~subnet.numerics.fixed_point.add_item_to_sections` would refuse the gradients."""
+    highest = torch.stack([torch.stack(grad.aminmax()).abs().amax() for grad in grads.values()])
+    if not bool(torch.isfinite(highest).all()):
+        raise gradient_failure(item, grads)
+
+
+def check_finite(item: ItemKey, output: memoryview | None, loss_bits: int | None) -> None:
+    """Raises :class:`ItemFailed` for a loss or a boundary that is not finite."""
+    if loss_bits is not None and loss_bits & 0x7F800000 == 0x7F800000:
+        raise ItemFailed(failure_hash(item, "loss"), f"{item}: the loss is not finite")
+    if output is None:
+        return
+    values = np.frombuffer(output, dtype=np.float32)
+    if not (np.isfinite(values.min()) and np.isfinite(values.max())):
+        raise ItemFailed(failure_hash(item, "boundary", _positions(values)), f"{item}: the boundary is not finite")
+
+
+def failure_hash(item: ItemKey, kind: str, *details: bytes) -> str:
+    hasher = blake3(_FAILURE_TAG + msgspec.msgpack.encode(item) + kind.encode())
+    for detail in details:
+        hasher.update(len(detail).to_bytes(8, "little") + detail)
+    return hasher.hexdigest()
+
+
+def _positions(values: NDArray[np.float32]) -> bytes:
+    return np.packbits(~np.isfinite(values)).tobytes()
+
+
+def sum_bits(losses: Sequence[Tensor]) -> int:
+    """fp32 bits of the chunks' losses added in order."""
+    total = losses[0]
+    for loss in losses[1:]:
+        total = total + loss
+    return int(total.reshape(1).cpu().numpy().view(np.uint32)[0])
+
+
+def boundary_bytes(chunks: Sequence[Tensor]) -> memoryview:
+    """The chunks stacked, as bytes of (rows, L, H) fp32."""
+    whole = torch.cat(tuple(chunks)) if len(chunks) > 1 else chunks[0]
+    return whole.detach().contiguous().cpu().numpy().data.cast("B")
+
+
+@dataclass(frozen=True)
+class ItemShape:
+    """Shape of a microbatch and of the chunks it is worked on in."""
+
+    rows: int
+    chunks: int
+    length: int
+    hidden: int
+    vocab: int
+
+    @staticmethod
+    def of(plan: ModelPlan) -> ItemShape:
+        pipeline = plan.config.pipeline
+        return ItemShape(
+            rows=pipeline.microbatch_rows,
+            chunks=pipeline.chunks,
+            length=plan.config.data.sequence_length,
+            hidden=plan.hidden_size,
+            vocab=plan.vocab_size,
+        )
+
+    @property
+    def boundary_size_bytes(self) -> int:
+        return 4 * self.rows * self.length * self.hidden
+
+    def boundary(self, buffer: Buffer | None, device: torch.device, what: str, *, finite: bool = True) -> list[Tensor]:
+        """A foreign buffer as chunks (B, L, H), checked before it is used."""
+        given = None if buffer is None else memoryview(buffer).nbytes
+        if buffer is None or given != self.boundary_size_bytes:
+            raise InputError(f"the {what} has {given} bytes instead of {self.boundary_size_bytes}")
+        host = torch.empty((self.rows, self.length, self.hidden), dtype=torch.float32)
+        host.view(-1).numpy()[:] = np.frombuffer(buffer, dtype="<f4")
+        if finite and not bool(torch.isfinite(torch.stack(host.aminmax())).all()):
+            raise InputError(f"the {what} is not finite")
+        return list(host.to(device).chunk(self.chunks))
+
+    def tokens(self, tokens: NDArray[np.integer] | None, device: torch.device, *, is_first: bool) -> list[Tensor]:
+        """Rows of L + 1 tokens as chunks; -100 may mask a label, but is no token at the first stage."""
+        expected = (self.rows, self.length + 1)
+        if tokens is None or tokens.shape != expected:
+            raise InputError(f"tokens are {None if tokens is None else tokens.shape}, not {expected}")
+        ids = torch.from_numpy(tokens.astype(np.int64))
+        masked = (ids < 0) & (ids != IGNORED_LABEL)
+        if bool(masked.any()) or int(ids.max()) >= self.vocab or (is_first and int(ids[:, :-1].min()) < 0):
+            raise InputError(f"a token is outside of 0 to {self.vocab - 1}")
+        return list(ids.to(device).chunk(self.chunks))

@@ -1,0 +1,212 @@
+"""Memory of a miner by stage, from shapes alone: every term is named, measured saved tensors are the formulas. No torch.
+
+The peak is what is always there plus the larger of the two phases of a step, computing and merging. Formulas of saved
+tensors are those of the library's Llama layer, checked against autograd in ``tests/test_plan.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from subnet.model.plan import ModelPlan
+from subnet.numerics.layout import Section
+from subnet.numerics.packing import packed_size
+from subnet.numerics.slices import byte_width, sum_bits
+
+TORCH_OVERHEAD_BYTES = 48 << 20
+"""Kernels' scratch, thread stacks and the allocator's slack, above the level after import."""
+
+AUDIT_WINDOW_STEPS = 8
+"""Steps for which boundary blobs are kept, where the budgets allow it."""
+
+BYTES_PER_BLOCK_STATE = 8
+"""Decayed maximum and limit."""
+BYTES_PER_BLOCK_STEP = 24
+"""Exponent, scale, inverse, clip limit, maxima of the partial and of the merge."""
+
+WAITING_INPUTS = 2
+"""Boundary tensors that have arrived and aren't worked on yet."""
+
+
+class Budgets(msgspec.Struct, frozen=True):
+    """What bounds a miner's memory, and how many share its stage."""
+
+    replicas: int = 1
+    kept_steps: int = AUDIT_WINDOW_STEPS
+    graph_memory_bytes: int = 4 << 30
+    boundary_memory_bytes: int = 512 << 20
+
+
+class MemoryTerm(msgspec.Struct, frozen=True):
+    """``phase`` is ``always``, ``compute`` or ``merge``."""
+
+    name: str
+    size_bytes: int
+    phase: str = "always"
+
+
+class StageMemory(msgspec.Struct, frozen=True):
+    stage: int
+    terms: tuple[MemoryTerm, ...]
+
+    def phase_bytes(self, phase: str) -> int:
+        return sum(term.size_bytes for term in self.terms if term.phase == phase)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.phase_bytes("always") + max(self.phase_bytes("compute"), self.phase_bytes("merge"))
+
+    def size_of(self, name: str) -> int:
+        return sum(term.size_bytes for term in self.terms if term.name == name)
+
+
+class LayerWidths(msgspec.Struct, frozen=True):
+    """Widths of a decoder layer, in elements a token."""
+
+    hidden: int
+    attention: int
+    key_value: int
+    intermediate: int
+    heads: int
+
+    @classmethod
+    def of(cls, model_config: Mapping[str, Any]) -> LayerWidths:
+        hidden, heads = int(model_config["hidden_size"]), int(model_config["num_attention_heads"])
+        groups = int(model_config.get("num_key_value_heads") or heads)
+        head_dim = int(model_config.get("head_dim") or hidden // heads)
+        return cls(hidden, heads * head_dim, groups * head_dim, int(model_config["intermediate_size"]), heads)
+
+
+def layer_saved_bytes(widths: LayerWidths, *, rows: int, length: int, compute: str, attention: str) -> int:
+    """Bytes that autograd keeps of one decoder layer for a chunk's backward, its input among them.
+
+    fp32 keeps, a token: per norm the input, its scaled copy and the flat matmul input (6 H in all), q, k, v and the
+    attention's output, four times the MLP's width. Under autocast each matmul has a bf16 input copy of its own.
+    ``eager`` keeps the probabilities and the repeated k and v.
+    """
+    h, a, k, i = widths.hidden, widths.attention, widths.key_value, widths.intermediate
+    sdpa = attention == "sdpa"
+    if compute == "fp32":
+        attention_elements = 2 * a + 2 * k if sdpa else 4 * a
+        per_token = 4 * (6 * h + attention_elements + 4 * i)
+        per_token += 4 * widths.heads if sdpa else 4 * widths.heads * length
+    else:
+        attention_elements = 2 * a + 2 * k if sdpa else 4 * a
+        per_token = 16 * h + 2 * (5 * h + attention_elements + 4 * i)
+        per_token += 4 * widths.heads if sdpa else 6 * widths.heads * length
+    return rows * length * (per_token + 8)
+
+
+def cast_weight_bytes(widths: LayerWidths) -> int:
+    """bf16 copies of a layer's matrices that autograd keeps for every chunk (the cast cache is off)."""
+    h, a, k, i = widths.hidden, widths.attention, widths.key_value, widths.intermediate
+    return 2 * (2 * h * a + 2 * h * k + 3 * h * i)
+
+
+def graph_bytes(plan: ModelPlan, stage: int) -> int:
+    """What one microbatch's forward keeps alive until its backward has ended."""
+    config = plan.config
+    chunks, length = config.pipeline.chunks, config.data.sequence_length
+    rows, compute = config.pipeline.microbatch_rows // chunks, config.precision.compute
+    widths = LayerWidths.of(plan.model_config)
+    layer = layer_saved_bytes(widths, rows=rows, length=length, compute=compute, attention=config.model.attention)
+    if compute != "fp32":
+        layer += cast_weight_bytes(widths)
+    chunk = layer * len(plan.layers_of(stage)) + 4 * rows * length * widths.hidden  # and the stage's output
+    if plan.is_first(stage):
+        chunk += 8 * rows * length
+    if plan.is_last(stage):
+        chunk += rows * length * (8 * widths.hidden + 4)
+    return chunks * chunk
+
+
+def graphs_in_flight(plan: ModelPlan, stage: int) -> int:
+    """Microbatches whose graphs are alive at once: the last stage goes back on the spot, each one before it waits."""
+    if plan.is_last(stage):
+        return 1
+    return min(plan.num_stages - stage + 1, plan.config.pipeline.microbatches)
+
+
+def backward_work_bytes(plan: ModelPlan, stage: int) -> int:
+    """The most that one microbatch's backward needs beside its own graph, which it frees layer by layer.
+
+    Three moments count: the loss (a piece's logits, their fp32 copy, log-softmax and gradient, with the head's
+    gradient), the first layer (activation gradients, with the head's gradient), and the end (all weight gradients).
+    """
+    config, widths = plan.config, LayerWidths.of(plan.model_config)
+    chunk_tokens = config.pipeline.microbatch_rows // config.pipeline.chunks * config.data.sequence_length
+    gradients = 4 * _leaf_elements(plan, stage)
+    element = 4 if config.precision.compute == "fp32" else 2
+    layer = chunk_tokens * (element * 4 * widths.intermediate + 8 * widths.hidden)
+    head = loss = 0
+    if plan.is_last(stage):
+        head = 4 * plan.vocab_size * plan.hidden_size
+        piece = min(config.objective.ce_chunk_tokens, chunk_tokens)
+        copies = 3 if element == 4 else 4
+        pieces = -(-chunk_tokens // piece)
+        loss = 4 * copies * piece * plan.vocab_size + (head if pieces > 1 else 0) + 4 * chunk_tokens * widths.hidden
+    freed = graph_bytes(plan, stage) // config.pipeline.chunks
+    earlier = gradients if config.pipeline.chunks > 1 else 0
+    return earlier + max(head + loss, head + layer, gradients + layer - freed)
+
+
+def _leaf_elements(plan: ModelPlan, stage: int) -> int:
+    """Elements of all gradients of a stage; a tied tensor held by a lone stage has two leaves."""
+    total = sum(spec.num_elements for spec in plan.stage_tensors[stage])
+    tied = plan.units.tied
+    return total + (tied.num_elements if tied is not None and plan.num_stages == 1 else 0)
+
+
+def slice_bytes(plan: ModelPlan, section: Section, num_items: int) -> int:
+    """Bytes of a whole section's integer sums of ``num_items`` microbatches on the wire, with block maxima."""
+    bits = sum_bits(num_items, section.item_bound)
+    exact = plan.config.merge.packing == "bits"
+    integers = packed_size(section.num_elements, bits) if exact else section.num_elements * byte_width(bits)
+    return integers + 4 * section.num_blocks
+
+
+def stage_slice_bytes(plan: ModelPlan, stage: int) -> int:
+    """W: bytes of the merged gradient of all that a stage holds."""
+    layout = plan.layout
+    sections = (layout.sections[index] for index in layout.stage_sections[stage])
+    return sum(slice_bytes(plan, section, plan.config.pipeline.microbatches) for section in sections)
+
+
+def boundary_bytes(plan: ModelPlan) -> int:
+    """One microbatch's hidden states, fp32."""
+    config = plan.config
+    return 4 * config.pipeline.microbatch_rows * config.data.sequence_length * plan.hidden_size
+
+
+def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) -> StageMemory:
+    """What a miner that serves ``stage`` needs above its level after import."""
+    given = budgets or Budgets()
+    elements = sum(spec.num_elements for spec in plan.stage_tensors[stage])
+    blocks = sum(spec.num_blocks for spec in plan.stage_tensors[stage])
+    packed = stage_slice_bytes(plan, stage)
+    graph, in_flight = graph_bytes(plan, stage), graphs_in_flight(plan, stage)
+    retained = max(graph, min(graph * in_flight, given.graph_memory_bytes))
+    directions = (not plan.is_first(stage)) + (not plan.is_last(stage))
+    own_items = -(-plan.config.pipeline.microbatches // given.replicas)
+    step_blobs = directions * own_items * boundary_bytes(plan)
+    blobs = max(step_blobs, min(step_blobs * given.kept_steps, given.boundary_memory_bytes))
+    waiting = directions * WAITING_INPUTS * boundary_bytes(plan)
+    terms = (
+        MemoryTerm("weights", 4 * elements),
+        MemoryTerm("moments", 8 * elements),
+        MemoryTerm("scales", (BYTES_PER_BLOCK_STATE + BYTES_PER_BLOCK_STEP) * blocks),
+        MemoryTerm("accumulator", 4 * elements),
+        MemoryTerm("boundary blobs", blobs),
+        MemoryTerm("torch overhead", TORCH_OVERHEAD_BYTES),
+        MemoryTerm("retained graphs", retained, "compute"),
+        MemoryTerm("gradients and work", backward_work_bytes(plan, stage), "compute"),
+        MemoryTerm("waiting inputs", waiting, "compute"),
+        MemoryTerm("merged integers", 4 * elements, "merge"),
+        MemoryTerm("slices sent", packed, "merge"),
+        MemoryTerm("slices received", packed if given.replicas > 1 else 0, "merge"),
+        MemoryTerm("merged slices", packed, "merge"),
+    )
+    return StageMemory(stage, terms)

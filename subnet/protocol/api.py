@@ -1,0 +1,113 @@
+"""What operators and model builders exchange with a validator: submissions, run lists, live status.
+
+Public reads (``GET /v1/hello, /v1/status, /v1/runs, /v1/runs/NAME``) need no signature; a submission is signed by an
+allow-listed hotkey.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from subnet.words import TensorSpec
+
+
+class RunSubmission(msgspec.Struct, frozen=True):
+    """``POST /v1/runs``. The blobs it names have been put into the store before, by presigned URLs."""
+
+    version: int
+    config: bytes
+    """The run's config struct, encoded (``subnet.run.config.RunConfig``)."""
+    model_config: dict[str, Any]
+    unit_tensors: tuple[tuple[TensorSpec, ...], ...]
+    unit_flops_per_token: tuple[float, ...]
+    unit_costs: tuple[float, ...]
+    """Seconds (or FLOPs) of embedding, each layer, head: what the cuts balance."""
+    tied: TensorSpec | None
+    data: str
+    snapshot: str
+    tokenizer: str
+    hardware_class: tuple[str, ...] | None = None
+    """Golden hashes of the operator's own machine, where it is of the fleet's class."""
+    cuts: tuple[int, ...] | None = None
+    """First layer of each stage; None: the validator plans them from the costs."""
+
+
+class RunSummary(msgspec.Struct, frozen=True):
+    """One line of ``GET /v1/runs``. ``state``: queued, waiting, running, finished."""
+
+    name: str
+    run_id: str
+    state: str
+    place: int
+    step: int
+    steps: int
+    loss: float | None
+    root: str | None
+    waiting_for: str = ""
+
+
+class MemberView(msgspec.Struct, frozen=True):
+    hotkey: str
+    incarnation: str
+    stage: int
+    ready_for_step: int
+    leases: int
+    items_done: int
+    seconds_per_item: float | None
+    heard_s_ago: float
+
+
+class StepView(msgspec.Struct, frozen=True):
+    step: int
+    loss: float
+    norm: float
+    tokens: int
+    seconds: float
+    holdout_loss: float | None
+
+
+class RunStatus(msgspec.Struct, frozen=True):
+    """``GET /v1/status``: what a live view shows."""
+
+    summary: RunSummary
+    time_ns: int
+    members: tuple[MemberView, ...]
+    steps: tuple[StepView, ...]
+    """The last steps (``?steps=N``, at most 100,000)."""
+    tokens_per_s: float
+    num_merges: int
+    num_voids: int
+    num_gone: int
+    num_joined: int
+    events: tuple[str, ...]
+    """The last noteworthy events, one line each, oldest first."""
+    journal_length: int
+    journal_head: str
+    store_bytes: int
+    weights: str = ""
+    """What was last set on the chain, in words."""
+    final_holdout_loss: float | None = None
+
+
+class StageSnapshot(msgspec.Struct, frozen=True):
+    stage: int
+    manifest: str
+    root: str
+    verified: bool
+
+
+class ExportInfo(msgspec.Struct, frozen=True):
+    """``GET /v1/runs/NAME/export?step=N``: where the state after ``step`` updates lies."""
+
+    step: int
+    model_config: dict[str, Any]
+    config: bytes
+    tokenizer: str
+    snapshots: tuple[StageSnapshot, ...]
+    run_root: str | None
+    unit_tensors: tuple[tuple[TensorSpec, ...], ...]
+    unit_flops_per_token: tuple[float, ...]
+    tied: TensorSpec | None
+    cuts: tuple[int, ...]

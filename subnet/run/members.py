@@ -1,0 +1,83 @@
+"""What events about members do to the state: joining, leaving, and being up to date."""
+
+from __future__ import annotations
+
+import msgspec
+
+from subnet.run.events import Gone, Joined, Updated
+from subnet.run.invariants import require
+from subnet.run.state import MemberInfo, RunState, StoredSnapshot, num_stages
+from subnet.run.work import drop_work, void_partial
+from subnet.words import CALIBRATION_STEP, Member
+
+
+def apply_joined(state: RunState, event: Joined) -> None:
+    """The process is a member; an older incarnation of its hotkey ends with all its unsealed work."""
+    member = event.member
+    require(0 <= event.stage < num_stages(state), f"{member} joined stage {event.stage}, which there isn't")
+    require(member.hotkey not in state.convicted, f"{member} joined although it is convicted")
+    require(member not in state.members, f"{member} joined twice")
+    for older in [k for k in state.members if k.hotkey == member.hotkey]:
+        drop_member(state, older)
+    state.num_joined += 1
+    state.members[member] = MemberInfo(
+        coldkey=event.coldkey, stage=event.stage, boot=event.boot, host=event.host, port=event.port
+    )
+    state.boots.setdefault(member.hotkey, {})[event.boot] = member
+
+
+def apply_gone(state: RunState, event: Gone) -> None:
+    """The member's unsealed work of the open step is void and its leases are open again."""
+    require(event.member in state.members, f"{event.member} is gone without having been there")
+    drop_member(state, event.member)
+    hotkey = event.member.hotkey
+    if event.why in ("silent", "checksum"):
+        state.absences[hotkey] = state.absences.get(hotkey, 0) + 1
+    if event.why == "liar":
+        state.convicted.add(hotkey)
+
+
+def drop_member(state: RunState, member: Member) -> None:
+    if state.work is not None:
+        void_partial(state, state.work, member)
+        drop_work(state.work, member)
+    for stage in [s for s, ordered in state.orders.items() if ordered == member]:
+        del state.orders[stage]
+    del state.members[member]
+
+
+def apply_updated(state: RunState, event: Updated) -> None:
+    """The member's state is that before update ``step``; where its root agrees it may get leases."""
+    info = state.members.get(event.member)
+    require(info is not None, f"{event.member} is up to date without being there")
+    if info is None:
+        return
+    require(event.step == state.next_step, f"{event.member} is at {event.step}, the run at {state.next_step}")
+    require(info.version != event.step, f"{event.member} was at {event.step} already")
+    info.version, info.root = event.step, event.root
+    coldkeys = state.roots.setdefault(info.stage, {}).setdefault(event.root, [])
+    if info.coldkey not in coldkeys:
+        coldkeys.append(info.coldkey)
+    verify_snapshots(state, info.stage)
+
+
+def verify_snapshots(state: RunState, stage: int) -> None:
+    """Marks the snapshot of ``next_step`` verified when another coldkey has its root; drops what it replaces."""
+    stored = state.snapshots.get(stage, [])
+    if not stored or stored[-1].step != state.next_step or stored[-1].verified:
+        return
+    newest = stored[-1]
+    if any(coldkey != newest.coldkey for coldkey in state.roots.get(stage, {}).get(newest.root, [])):
+        state.snapshots[stage] = [msgspec.structs.replace(newest, verified=True)]
+        _trim_log(state)
+
+
+def _trim_log(state: RunState) -> None:
+    """Drops seals older than every stage's newest verified snapshot."""
+
+    def verified_step(stored: list[StoredSnapshot]) -> int:
+        return max((s.step for s in stored if s.verified), default=CALIBRATION_STEP)
+
+    base = min(verified_step(state.snapshots.get(stage, [])) for stage in range(num_stages(state)))
+    for step in [step for step in state.sealed if step < base]:
+        del state.sealed[step]

@@ -1,0 +1,416 @@
+"""The state of a run: exactly the fold of its journal; equal folds have equal ``state_bytes``.
+
+A :class:`RunState` has one owner, who folds events into it in place (:mod:`subnet.run.apply`). Everything here is plain
+data: the coordinator, members, followers and tools hold the same. Small indexes (open and live items, what a member
+holds) are kept beside the items, so that an event costs the same whatever the size of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from subnet.run.config import RunConfig
+from subnet.run.events import HardwareClassSet, RunFinished, RunPlanned
+from subnet.run.schedule import StepScalars
+from subnet.words import CALIBRATION_STEP, Commitment, GroupShape, Member
+
+OPEN, LIVE, REVOKING, DONE = 0, 1, 2, 3
+"""Status of an item's lease."""
+
+GATHERING, FROZEN, REDUCING, REVEALED, SEALED = "gathering", "frozen", "reducing", "revealed", "sealed"
+"""Phases of a group's merge."""
+
+
+class MemberInfo(msgspec.Struct):
+    """One live incarnation. ``version`` is the step its state is ready for, None before it has said so."""
+
+    coldkey: str
+    stage: int
+    boot: str
+    host: str
+    port: int
+    version: int | None = None
+    root: str = ""
+
+
+class Replay(msgspec.Struct, frozen=True, array_like=True):
+    """Who serves a boundary again."""
+
+    member: Member
+    generation: int
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """A reported failure of an item."""
+
+    hotkey: str
+    generation: int
+    failure: str
+
+
+class Item(msgspec.Struct, array_like=True):
+    """One microbatch at one stage. ``member`` is the holder of the lease, or the last one while the item is OPEN."""
+
+    status: int = OPEN
+    member: Member | None = None
+    generation: int = 0
+    forwarded: bool = False
+    forward_hash: str = ""
+    backward_hash: str = ""
+    loss_bits: int | None = None
+    failures: tuple[Failure, ...] = ()
+
+
+class MergedPartition(msgspec.Struct, frozen=True, array_like=True):
+    hash: str
+    blob: str
+    size_bytes: int
+    squares: str
+
+
+class Merge(msgspec.Struct):
+    """The merge of one group at the open step. ``number`` and ``version`` only ever grow."""
+
+    phase: str = GATHERING
+    number: int = 0
+    version: int = 0
+    commitments: dict[Member, Commitment] = {}
+    entries: tuple[Commitment, ...] = ()
+    owners: tuple[Member, ...] = ()
+    merged: dict[int, MergedPartition] = {}
+    seed: str = ""
+    fingerprints: dict[Member, tuple[tuple[int, tuple[int, ...]], ...]] = {}
+    checks: dict[Member, bool] = {}
+    routed: bool = False
+    tracing: bool = False
+    failed_owners: set[str] = set()
+    """Hotkeys that won't own partitions of this group at this step again."""
+
+
+class StepWork(msgspec.Struct):
+    """The open step: its items by stage, who holds what, and the merges of its groups."""
+
+    step: int
+    num_training: int
+    num_evaluation: int
+    scalars: StepScalars | None
+    items: list[dict[int, Item]]
+    undealt: list[set[int]]
+    """By stage: items without a lease, skipped ones left out."""
+    live: list[set[int]]
+    """By stage: items whose lease is LIVE or REVOKING."""
+    done: list[int]
+    """By stage: training items done."""
+    evaluated: list[int]
+    """By stage: evaluation items done."""
+    merges: list[Merge]
+    held: dict[Member, set[int]] = {}
+    """Items a member has a lease on, open or done; done evaluation items aren't held."""
+    epochs: dict[Member, int] = {}
+    silences: dict[Member, int] = {}
+    skipped: set[int] = set()
+    replays: dict[tuple[int, int, bool], Replay] = {}
+    """By (stage, microbatch, backward)."""
+
+
+class GroupSeal(msgspec.Struct, frozen=True, array_like=True):
+    """The final merged gradient of a group at a step: what a joiner needs of it."""
+
+    hashes: tuple[str, ...]
+    blobs: tuple[tuple[str, int], ...]
+    squares: str
+
+
+class StepLog(msgspec.Struct, frozen=True, array_like=True):
+    """All that an update needs; ``groups`` in the order of the run's groups."""
+
+    scalars: StepScalars | None
+    num_counted: int
+    coefficient_bits: int
+    groups: tuple[GroupSeal, ...]
+
+
+class StoredSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A stage's state in the store. ``verified``: a second coldkey has the same root."""
+
+    step: int
+    manifest: str
+    root: str
+    hotkey: str
+    coldkey: str
+    verified: bool
+
+
+class RunState(msgspec.Struct):
+    """The fold. Query it with the functions below; change it only through events."""
+
+    number: int = 0
+    """Events folded so far = number of the next one."""
+    run: RunPlanned | None = None
+    hardware_class: HardwareClassSet | None = None
+    finished: RunFinished | None = None
+    term: int = 0
+    leader: str = ""
+    nonce: str = ""
+    num_joined: int = 0
+    members: dict[Member, MemberInfo] = {}
+    boots: dict[str, dict[str, Member]] = {}
+    """By hotkey and boot id: every incarnation of this term."""
+    convicted: set[str] = set()
+    absences: dict[str, int] = {}
+    """By hotkey: how often it was gone silently; its back-off grows with it."""
+    next_step: int = CALIBRATION_STEP
+    """The version everybody should be at: -1 plus the number of StepSealed."""
+    work: StepWork | None = None
+    seals: dict[int, GroupSeal] = {}
+    """By group: sealed at the open step."""
+    sealed: dict[int, StepLog] = {}
+    """Seals that a joiner may need: those since the oldest of the stages' newest verified snapshots."""
+    roots: dict[int, dict[str, list[str]]] = {}
+    """By stage: state roots at ``next_step``, each with the coldkeys that reported it, first reported first."""
+    orders: dict[int, Member] = {}
+    """By stage: who is to store the snapshot of ``next_step``."""
+    snapshots: dict[int, list[StoredSnapshot]] = {}
+    """By stage, oldest first; those older than the newest verified one are dropped."""
+
+
+def new_state() -> RunState:
+    return RunState()
+
+
+# --- what is frozen for the run ----------------------------------------------------------------------------------
+
+
+def plan(state: RunState) -> RunPlanned:
+    """The run; asking for it before ``RunPlanned`` is a mistake of ours."""
+    if state.run is None:
+        raise ValueError("no run is planned")
+    return state.run
+
+
+def config(state: RunState) -> RunConfig:
+    return plan(state).config
+
+
+def num_stages(state: RunState) -> int:
+    return len(plan(state).cuts)
+
+
+def num_microbatches(state: RunState) -> int:
+    return config(state).pipeline.microbatches
+
+
+def group_of(state: RunState, stage: int) -> int:
+    """The group that merges this stage's gradients."""
+    for index, group in enumerate(plan(state).groups):
+        if stage in group.stages:
+            return index
+    raise ValueError(f"stage {stage} is in no group")
+
+
+def group_shape(state: RunState, group: int) -> GroupShape:
+    return plan(state).groups[group]
+
+
+def partitions_of(state: RunState, group: int, stage: int) -> tuple[int, ...]:
+    """Partitions of the group that this stage holds, contributes to and may own."""
+    return tuple(p for p, stages in enumerate(group_shape(state, group).partitions) if stage in stages)
+
+
+def snapshot_due(state: RunState) -> bool:
+    """Whether the state at ``next_step`` is to be stored before the run goes on."""
+    version = state.next_step
+    every, last = config(state).snapshot.every_steps, config(state).run.steps
+    return version > 0 and (version % every == 0 or version == last)
+
+
+# --- members -----------------------------------------------------------------------------------------------------
+
+
+def agreed_root(state: RunState, stage: int) -> str | None:
+    """The root most coldkeys report for this stage at ``next_step``; of equals, the first reported."""
+    reported = state.roots.get(stage)
+    if not reported:
+        return None
+    return max(reported, key=lambda root: len(reported[root]))
+
+
+def up_to_date(state: RunState, stage: int) -> list[Member]:
+    """Members of the stage whose state is at ``next_step`` and agrees, in order."""
+    root, version = agreed_root(state, stage), state.next_step
+    members = state.members.items()
+    return sorted(k for k, i in members if i.stage == stage and i.version == version and i.root == root)
+
+
+def ready(state: RunState, stage: int) -> list[Member]:
+    """Members that may get leases of the open step at this stage, in order; none while no step is open."""
+    if state.work is None or state.work.step != state.next_step:
+        return []
+    return up_to_date(state, stage)
+
+
+def members_of(state: RunState, stage: int) -> list[Member]:
+    return sorted(k for k, info in state.members.items() if info.stage == stage)
+
+
+def member_of_boot(state: RunState, hotkey: str, boot: str) -> Member | None:
+    """The incarnation this boot id was given in this term, whether it still lives or not."""
+    return state.boots.get(hotkey, {}).get(boot)
+
+
+# --- the open step -----------------------------------------------------------------------------------------------
+
+
+def item(state: RunState, step: int, microbatch: int, stage: int) -> Item | None:
+    """The item, if it belongs to the open step."""
+    work = state.work
+    if work is None or work.step != step or not 0 <= stage < len(work.items):
+        return None
+    return work.items[stage].get(microbatch)
+
+
+def is_evaluation(state: RunState, microbatch: int) -> bool:
+    return microbatch >= num_microbatches(state)
+
+
+def epoch(state: RunState, member: Member) -> int:
+    """How many of this member's partials of the open step are void."""
+    return state.work.epochs.get(member, 0) if state.work else 0
+
+
+def merge_of(state: RunState, step: int, group: int) -> Merge | None:
+    work = state.work
+    if work is None or work.step != step or not 0 <= group < len(work.merges):
+        return None
+    return work.merges[group]
+
+
+def is_sealed(state: RunState, stage: int) -> bool:
+    """Whether the open step's gradient of this stage is final."""
+    return group_of(state, stage) in state.seals
+
+
+def counted(state: RunState) -> list[int]:
+    """Training microbatches of the open step that aren't skipped, in order."""
+    work = state.work
+    if work is None:
+        return []
+    return [m for m in range(work.num_training) if m not in work.skipped]
+
+
+def num_counted(work: StepWork) -> int:
+    return work.num_training - sum(m < work.num_training for m in work.skipped)
+
+
+def done_set(state: RunState, member: Member) -> tuple[int, ...]:
+    """Training microbatches of the open step this member has done leases on, in order: its m-set."""
+    work = state.work
+    info = state.members.get(member)
+    if work is None or info is None:
+        return ()
+    items = work.items[info.stage]
+    return tuple(m for m in sorted(work.held.get(member, ())) if m < work.num_training and items[m].status == DONE)
+
+
+def holders(state: RunState, group: int) -> set[Member]:
+    """Members with a lease, open or done, on a training item of the group at the open step."""
+    work, stages = state.work, group_shape(state, group).stages
+    if work is None:
+        return set()
+    held: set[Member] = set()
+    for member, microbatches in work.held.items():
+        info = state.members.get(member)
+        if info is not None and info.stage in stages and any(m < work.num_training for m in microbatches):
+            held.add(member)
+    return held
+
+
+def stage_settled(work: StepWork, stage: int) -> bool:
+    """Every training microbatch is done or skipped at this stage."""
+    return work.done[stage] == num_counted(work)
+
+
+def evaluation_settled(state: RunState) -> bool:
+    """Every evaluation item of the open step is done or skipped at the last stage."""
+    work = state.work
+    if work is None or not work.num_evaluation:
+        return True
+    first = num_microbatches(state)
+    skipped = sum(m >= first for m in work.skipped)
+    return work.evaluated[-1] == work.num_evaluation - skipped
+
+
+def evaluation_losses(state: RunState) -> tuple[int, ...]:
+    """fp32 bits of the hold-out losses of the open step, in item order."""
+    work = state.work
+    if work is None:
+        return ()
+    first, last = num_microbatches(state), work.items[-1]
+    losses = (last[m].loss_bits for m in range(first, first + work.num_evaluation) if m not in work.skipped)
+    return tuple(bits for bits in losses if bits is not None)
+
+
+# --- snapshots and log -------------------------------------------------------------------------------------------
+
+
+class RestorePoint(msgspec.Struct, frozen=True):
+    """Where a joiner of a stage starts: the state ``version`` in blob ``manifest`` (``whole``: of the whole model)."""
+
+    version: int
+    manifest: str
+    whole: bool
+
+
+def restore_point(state: RunState, stage: int, coldkey: str = "") -> RestorePoint:
+    """The newest snapshot a joiner may trust: verified, or stored by its own coldkey; else the run's first."""
+    for snapshot in reversed(state.snapshots.get(stage, [])):
+        if snapshot.verified or (coldkey and snapshot.coldkey == coldkey):
+            return RestorePoint(version=snapshot.step, manifest=snapshot.manifest, whole=False)
+    return RestorePoint(version=CALIBRATION_STEP, manifest=plan(state).snapshot, whole=True)
+
+
+def stored_snapshot(state: RunState, stage: int, version: int) -> StoredSnapshot | None:
+    """The snapshot of this stage at this version, if it is stored."""
+    for snapshot in reversed(state.snapshots.get(stage, [])):
+        if snapshot.step == version:
+            return snapshot
+    return None
+
+
+# --- bytes -------------------------------------------------------------------------------------------------------
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(RunState)
+
+
+def state_bytes(state: RunState) -> bytes:
+    """Canonical bytes: equal states give equal bytes, whatever the order of insertion or the hash seed."""
+    return _encoder.encode(_canonical(state))
+
+
+def dump_state(state: RunState) -> bytes:
+    """Bytes for :func:`load_state`: what a fold can be resumed from."""
+    return _encoder.encode(state)
+
+
+def load_state(data: bytes) -> RunState:
+    return _decoder.decode(data)
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return [_canonical(getattr(value, name)) for name in value.__struct_fields__]
+    if isinstance(value, dict):
+        return _sorted([_canonical(key), _canonical(entry)] for key, entry in value.items())
+    if isinstance(value, set | frozenset):
+        return _sorted(_canonical(entry) for entry in value)
+    if isinstance(value, list | tuple):
+        return [_canonical(entry) for entry in value]
+    return value
+
+
+def _sorted(entries: Iterable[Any]) -> list[Any]:
+    return sorted(entries, key=_encoder.encode)

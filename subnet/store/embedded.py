@@ -1,0 +1,97 @@
+"""The owner's side of the embedded store: mints grants; reaches names, holds and usage with URLs it signs itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from subnet.errors import Exists, NotFound
+from subnet.protocol.wire import Buffer, blob_hash
+from subnet.store.base import Expiry, Grant, Hold, NamedKey, NamedPage, Usage, check_blob, check_name, check_prefix
+from subnet.store.presigned import BlobClient
+from subnet.store.signed_urls import StoreSigner
+from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock, Deadline
+from subnet.words import BlobHash
+
+
+class EmbeddedStore:
+    """Implements :class:`subnet.store.base.Store` over ``iota store serve``; ``blobs`` moves bytes by grants."""
+
+    def __init__(self, base_url: str, secret: bytes, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._signer = StoreSigner(secret, base_url, clock=clock)
+        self.blobs = BlobClient()
+
+    async def __aenter__(self) -> EmbeddedStore:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self.blobs.close()
+
+    def presign_put(self, blob: BlobHash, size_bytes: int, hold: Hold, *, ttl_s: float = TIMEOUTS.url_ttl_s) -> Grant:
+        return self._signer.presign_put(blob, size_bytes, hold, ttl_s=ttl_s)
+
+    def presign_get(self, blob: BlobHash, size_bytes: int, *, ttl_s: float = TIMEOUTS.url_ttl_s) -> Grant:
+        return self._signer.presign_get(blob, size_bytes, ttl_s=ttl_s)
+
+    def presign_put_named(
+        self, name: str, content: BlobHash, size_bytes: int, *, ttl_s: float = TIMEOUTS.url_ttl_s
+    ) -> Grant:
+        return self._signer.presign_put_named(name, content, size_bytes, ttl_s=ttl_s)
+
+    async def put_blob(self, data: Buffer, hold: Hold, *, deadline: Deadline) -> BlobHash:
+        """Store bytes of the owner itself; returns their address."""
+        blob = blob_hash(data)
+        grant = self.presign_put(blob, memoryview(data).nbytes, hold)
+        await self.blobs.put(grant, data, deadline=deadline)
+        return blob
+
+    async def get_blob(self, blob: BlobHash, size_bytes: int, *, deadline: Deadline) -> bytearray:
+        return await self.blobs.get(self.presign_get(blob, size_bytes), deadline=deadline)
+
+    async def put_named(self, name: str, data: Buffer, *, deadline: Deadline) -> None:
+        """Write once. A write whose answer was lost is recognised by its bytes, so a retry is no ``Exists``."""
+        grant = self.presign_put_named(name, blob_hash(data), memoryview(data).nbytes)
+        try:
+            await self.blobs.put(grant, data, deadline=deadline)
+        except Exists:
+            try:
+                there = await self.get_named(name, deadline=deadline)
+            except NotFound as error:
+                raise Exists(f"key {name} is being written by another") from error
+            if there != bytes(data):
+                raise
+
+    async def get_named(self, name: str, *, deadline: Deadline) -> bytes:
+        check_name(name)
+        return await self._call("GET", f"/named/{name}", {}, bytes, deadline)
+
+    async def list_named(self, prefix: str, *, deadline: Deadline) -> Sequence[NamedKey]:
+        check_prefix(prefix)
+        keys: list[NamedKey] = []
+        while True:
+            after = keys[-1].name if keys else ""
+            page = await self._call("GET", "/named", {"prefix": prefix, "after": after}, NamedPage, deadline)
+            keys.extend(page.keys)
+            if not page.more:
+                return keys
+
+    async def delete(self, blob: BlobHash, *, deadline: Deadline) -> None:
+        await self._call("DELETE", f"/blob/{check_blob(blob)}", {}, None, deadline)
+
+    async def expire(self, retention: str, label: str, below: int, *, deadline: Deadline) -> Expiry:
+        Hold(retention, label).check()
+        params: dict[str, str | int] = {"retention": retention, "label": label, "below": below}
+        return await self._call("POST", "/expire", params, Expiry, deadline)
+
+    async def usage(self, *, deadline: Deadline) -> Usage:
+        return await self._call("GET", "/usage", {}, Usage, deadline)
+
+    async def _call(self, method: str, path: str, params: dict[str, str | int], kind: Any, deadline: Deadline) -> Any:
+        url, _ = self._signer.mint(method, path, params, ttl_s=TIMEOUTS.url_ttl_s)
+        return await self.blobs.call(method, url, kind, deadline=deadline)

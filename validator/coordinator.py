@@ -1,0 +1,311 @@
+"""The shell of a run: decode, append, apply, decide, append, apply, commit, then act and answer; one task does all of it.
+
+Decisions are pure (:mod:`validator.intake`, :mod:`validator.decide`); what is effective may leave (:mod:`validator.journal_core`).
+Everything here can be killed at any point: the journal is replayed and the run goes on.
+
+Shut-down order: stop taking claims, finish the turn, commit, close the feed, stop the publisher, close the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from loguru import logger
+
+from subnet.errors import IotaError, Refusal
+from subnet.protocol.messages import AnyClaim, BackwardReceipt, ForwardReceipt, JoinAnswer, JoinRequest
+from subnet.protocol.signing import Signer
+from subnet.run.apply import apply
+from subnet.run.events import AnyEvent, HardwareClassSet, Record, RunFinished, RunPlanned, TermStarted
+from subnet.run.state import RunState, member_of_boot, new_state
+from subnet.timing import TIMEOUTS, Backoff, Clock
+from subnet.words import Member
+from validator.decide import Policy, decide
+from validator.directive_stream import DirectiveFeed
+from validator.history import History
+from validator.intake import Ignored, admit, admit_join, blobs_to_confirm
+from validator.journal_core import JournalCore, term_started
+from validator.journal_store import JournalStore
+from validator.log_publisher import LeadershipLost, LogPublisher
+from validator.tasks import Completion, RunTasks
+from validator.watch import Watch
+
+TICK_S = 0.1
+MAX_ROUNDS = 10_000
+
+
+@dataclass
+class _Join:
+    request: JoinRequest
+    hotkey: str
+    coldkey: str
+    answer: asyncio.Future[JoinAnswer]
+
+
+@dataclass
+class _Inbox:
+    claims: deque[tuple[Member, AnyClaim]] = field(default_factory=lambda: deque())
+    joins: deque[_Join] = field(default_factory=lambda: deque())
+    completions: deque[Completion] = field(default_factory=lambda: deque())
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Coordinator:
+    """One run. ``run`` until it returns; ``report``, ``join`` and the feed are called by the HTTP interface."""
+
+    def __init__(
+        self,
+        *,
+        journal: JournalStore,
+        publisher: LogPublisher,
+        tasks: RunTasks,
+        signer: Signer,
+        clock: Clock,
+        policy: Policy | None = None,
+        on_record: Callable[[Record], None] | None = None,
+    ) -> None:
+        self._journal, self._publisher, self._tasks = journal, publisher, tasks
+        self._signer, self._clock = signer, clock
+        self._policy = policy or Policy()
+        self._rng: random.Random = random.SystemRandom()
+        self._on_record = on_record
+        self._inbox = _Inbox()
+        self._background: set[asyncio.Task[None]] = set()
+        self._publish_wanted = asyncio.Event()
+        self.state: RunState = new_state()
+        self.watch = Watch()
+        self.history = History()
+        self.feed = DirectiveFeed(journal, signer)
+        self.finished = asyncio.Event()
+        self.core = self._replay()
+        tasks.bind(self.complete)
+
+    # --- start -------------------------------------------------------------------------------------------------
+
+    def _replay(self) -> JournalCore:
+        events: list[AnyEvent] = []
+        for record in self._journal.replay():
+            events.append(record.event)
+            self._fold(record)
+        if events:
+            logger.info("journal replayed: {} records, step {}", len(events), self.state.next_step)
+        return JournalCore.of(self.state.term, events, self._journal.acknowledged, self._journal.num_segments)
+
+    def begin(self, planned: RunPlanned, hardware_class: tuple[str, ...] | None) -> None:
+        """Open a new journal, or go on with the one that is there (same disk: same term)."""
+        if self.state.run is None:
+            self._emit(planned)
+        if self.state.term == 0 or self.state.leader != self._signer.hotkey:
+            self.core.term = self.state.term + 1
+            self._emit(term_started(self.core.term, self._signer.hotkey, secrets.token_hex(8)))
+        if self.state.hardware_class is None and hardware_class is not None:
+            self._emit(HardwareClassSet(hardware_class, "operator"))
+        if self.state.finished is not None:
+            self.finished.set()
+        self._inbox.wake.set()
+
+    def _fold(self, record: Record) -> None:
+        apply(self.state, record.event)
+        self.history.fold(record)
+        if isinstance(record.event, TermStarted):
+            self.feed.term = record.event.number
+        if isinstance(record.event, RunFinished):
+            self.finished.set()
+        if self._on_record is not None:
+            self._on_record(record)
+
+    def _emit(self, event: AnyEvent) -> None:
+        record = self._journal.stage(event, self._clock.wall_ns())
+        self.core.appended(event)
+        self._fold(record)
+
+    # --- called by the HTTP interface -------------------------------------------------------------------------
+
+    def report(self, member: Member, claims: tuple[AnyClaim, ...]) -> bool:
+        """Queue a member's claims; False if this incarnation is void."""
+        if member not in self.state.members:
+            return False
+        now = self._clock.now_s()
+        self.watch.heard(member, now)
+        for claim in claims:
+            blobs = tuple(blob for blob in blobs_to_confirm(claim) if blob not in self.watch.blobs)
+            if blobs:
+                self._spawn(self._confirm_then_queue(member, claim, blobs), "confirm blobs")
+            else:
+                self._inbox.claims.append((member, claim))
+        self._inbox.wake.set()
+        return True
+
+    async def join(self, hotkey: str, coldkey: str, request: JoinRequest) -> JoinAnswer:
+        future: asyncio.Future[JoinAnswer] = asyncio.get_running_loop().create_future()
+        self._inbox.joins.append(_Join(request, hotkey, coldkey, future))
+        self._inbox.wake.set()
+        return await future
+
+    def heard(self, hotkey: str, boot: str) -> Member | None:
+        """A heartbeat; returns the live member it belongs to."""
+        member = member_of_boot(self.state, hotkey, boot)
+        if member is None or member not in self.state.members:
+            return None
+        self.watch.heard(member, self._clock.now_s())
+        return member
+
+    def suspect(self, member: Member) -> None:
+        """Its connection was reset or its heartbeat process says that it is dead: probe it at once."""
+        info = self.state.members.get(member)
+        if info is None:
+            return
+        self.watch.reset(member, self._clock.now_s())
+        self._spawn(self._probe(member, info.host, info.port), "probe")
+
+    def complete(self, completion: Completion) -> None:
+        """A background task has a result: its events are journaled by the main task."""
+        self._inbox.completions.append(completion)
+        self._inbox.wake.set()
+
+    # --- the main task ----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Forever, until cancelled; a lost leadership or a journal that can't be written ends it with its error."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._publish_forever(), name="log publisher")
+            group.create_task(self._turn_forever(), name="coordinator")
+
+    async def _turn_forever(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._inbox.wake.wait()
+            self._inbox.wake.clear()
+            await self.turn()
+
+    async def turn(self) -> None:
+        """One round: everything that waits in the inbox, then decisions until there are none, then one commit."""
+        inbox, answers = self._inbox, list[tuple[asyncio.Future[JoinAnswer], JoinAnswer]]()
+        while inbox.completions:
+            self._finish(inbox.completions.popleft())
+        while inbox.claims:
+            member, claim = inbox.claims.popleft()
+            self._observe(member, claim)
+            result = admit(self.state, member, claim, self.watch)
+            if isinstance(result, Ignored):
+                logger.trace("{}: {} ignored: {}", member, type(claim).__name__, result.reason)
+                continue
+            for event in result:
+                self._emit(event)
+        while inbox.joins:
+            join = inbox.joins.popleft()
+            answers.append((join.answer, self._admit_join(join)))
+        if self.core.may_speak:
+            self._decide()
+        await self._journal.commit()
+        self._after_commit()
+        for future, answer in answers:
+            if not future.done():
+                future.set_result(answer)
+
+    def _decide(self) -> None:
+        for _ in range(MAX_ROUNDS):
+            decisions = decide(self._clock.now_s(), self.state, self.watch, self._policy, self._rng)
+            progressed = False
+            for decision in decisions:
+                logger.trace("{}: {}", type(decision.what).__name__, decision.reason)
+                if isinstance(decision.what, AnyEvent):
+                    self._emit(decision.what)
+                    progressed = True
+                else:
+                    self._spawn(self._tasks.perform(decision.what, self.state), type(decision.what).__name__)
+            if not progressed:
+                return
+        raise RuntimeError("decisions don't come to an end")
+
+    def _finish(self, completion: Completion) -> None:
+        self.watch.done(completion.action)
+        for blob in completion.confirmed:
+            self.watch.blob_confirmed(blob)
+        for event in completion.events(self.state):
+            self._emit(event)
+
+    def _admit_join(self, join: _Join) -> JoinAnswer:
+        now = self._clock.now_s()
+        result = admit_join(self.state, join.request, join.hotkey, join.coldkey, now, self.watch, self._policy)
+        if isinstance(result, Refusal):
+            return JoinAnswer(False, result)
+        self._emit(result)
+        self.watch.heard(result.member, now)
+        return JoinAnswer(True)
+
+    def _observe(self, member: Member, claim: AnyClaim) -> None:
+        if isinstance(claim, ForwardReceipt | BackwardReceipt):
+            self.watch.computed(member, claim.compute_s, backward=isinstance(claim, BackwardReceipt))
+
+    def _after_commit(self) -> None:
+        self.feed.advance(self.core.effective_end if self.core.may_speak else 0)
+        if self.core.segment_due() is not None:
+            self._publish_wanted.set()
+
+    # --- beside the main task ---------------------------------------------------------------------------------
+
+    async def _publish_forever(self) -> None:
+        backoff = Backoff(0.05, 2.0)
+        while True:
+            await self._publish_wanted.wait()
+            self._publish_wanted.clear()
+            segment = self.core.segment_due()
+            if segment is None:
+                continue
+            try:
+                await self._publisher.publish(segment, self.core)
+                backoff.reset()
+            except LeadershipLost:
+                raise
+            except IotaError as error:
+                logger.warning("log store: {}", error)
+                await asyncio.sleep(backoff.next_s())
+                self._publish_wanted.set()
+                continue
+            self._after_commit()
+            self._inbox.wake.set()
+
+    async def _confirm_then_queue(self, member: Member, claim: AnyClaim, blobs: tuple[str, ...]) -> None:
+        for blob in await self._tasks.stored(claim, blobs):
+            self.watch.blob_confirmed(blob)
+        self._inbox.claims.append((member, claim))
+        self._inbox.wake.set()
+
+    async def _probe(self, member: Member, host: str, port: int) -> None:
+        ok = False
+        try:
+            async with asyncio.timeout(TIMEOUTS.probe_s):
+                _, writer = await asyncio.open_connection(host, port)
+                writer.close()
+                ok = True
+        except (OSError, TimeoutError):
+            ok = False
+        self.watch.probe_answered(member, ok, self._clock.now_s())
+        self._inbox.wake.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._spawned_done)
+
+    def _spawned_done(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("{}: {!r}", task.get_name(), error)
+
+    async def close(self) -> None:
+        self.feed.close()
+        for task in list(self._background):
+            task.cancel()
+        if self._background:
+            await asyncio.wait(self._background, timeout=TIMEOUTS.shutdown_grace_s)
+        self._journal.close()

@@ -1,0 +1,126 @@
+"""What a run has been through, for people: a projection of the journal that the state machine does not need.
+
+Folds the same records as everyone; bounded: at most ``MAX_STEPS`` steps and ``MAX_LINES`` event lines are kept.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import deque
+
+from subnet.protocol.api import StepView
+from subnet.run.events import (
+    Gone,
+    HardwareClassSet,
+    Joined,
+    MicrobatchSkipped,
+    OwnerFailed,
+    Record,
+    ReduceOrdered,
+    RunFinished,
+    RunPlanned,
+    SnapshotStored,
+    StageSealed,
+    StepPlanned,
+    StepSealed,
+    StoreRouted,
+    TermStarted,
+    TraceStarted,
+    Voided,
+)
+from subnet.words import short
+
+MAX_STEPS = 100_000
+MAX_LINES = 400
+
+
+def bits_fp64(bits: int) -> float:
+    return struct.unpack("<d", struct.pack("<Q", bits))[0]
+
+
+def bits_fp32(bits: int) -> float:
+    return struct.unpack("<f", struct.pack("<I", bits))[0]
+
+
+def mean_loss(bits: tuple[int, ...]) -> float | None:
+    """Mean of hold-out losses given as fp32 bits; None if there are none."""
+    return sum(bits_fp32(b) for b in bits) / len(bits) if bits else None
+
+
+class History:
+    def __init__(self) -> None:
+        self.steps: deque[StepView] = deque(maxlen=MAX_STEPS)
+        self.lines: deque[str] = deque(maxlen=MAX_LINES)
+        self.num_merges = self.num_voids = self.num_gone = self.num_joined = 0
+        self.final_holdout: float | None = None
+        self.root: str | None = None
+        self._planned_ns = 0
+
+    def fold(self, record: Record) -> None:
+        event = record.event
+        match event:
+            case StepPlanned():
+                self._planned_ns = record.time_ns
+            case StepSealed():
+                seconds = (record.time_ns - self._planned_ns) / 1e9
+                loss, norm = bits_fp64(event.loss_bits), bits_fp64(event.norm_bits)
+                if event.step >= 0:
+                    holdout = mean_loss(event.evaluation)
+                    self.steps.append(StepView(event.step, loss, norm, event.tokens, seconds, holdout))
+            case StageSealed():
+                self.num_merges += 1
+            case Voided():
+                self.num_voids += 1
+            case Joined():
+                self.num_joined += 1
+            case Gone():
+                self.num_gone += 1
+            case RunFinished():
+                self.root, self.final_holdout = event.root, mean_loss(event.evaluation)
+            case _:
+                pass
+        line = describe(record)
+        if line:
+            stamp = time.strftime("%H:%M:%S", time.localtime(record.time_ns / 1e9))
+            self.lines.append(f"{stamp} {line}")
+
+    def tokens_per_s(self, last: int = 10) -> float:
+        """Over the last steps, from planned to sealed."""
+        recent = list(self.steps)[-last:]
+        seconds = sum(step.seconds for step in recent)
+        return sum(step.tokens for step in recent) / seconds if seconds > 0 else 0.0
+
+
+def describe(record: Record) -> str:
+    """One line for a person, or "" for an event that isn't worth one."""
+    event = record.event
+    match event:
+        case RunPlanned():
+            return f"run planned: {event.config.run.name}, cuts {list(event.cuts)}"
+        case TermStarted():
+            return f"term {event.number} led by {short(event.hotkey)}"
+        case HardwareClassSet():
+            return f"hardware class set by {event.by}"
+        case Joined():
+            return f"{event.member} joined stage {event.stage} from {event.host}:{event.port}"
+        case Gone():
+            return f"{event.member} is gone: {event.why}"
+        case Voided():
+            return f"step {event.step} stage {event.stage}: work of {event.member} void: {event.why}"
+        case MicrobatchSkipped():
+            return f"step {event.step}: microbatch {event.microbatch} skipped (failure {short(event.failure)})"
+        case ReduceOrdered():
+            return f"step {event.step} group {event.group}: manifest version {event.version}" if event.version > 1 else ""
+        case StoreRouted():
+            return f"step {event.step} group {event.group}: an owner is late, slices go through the store"
+        case OwnerFailed():
+            return f"step {event.step} group {event.group}: {event.member} no longer owns partitions"
+        case TraceStarted():
+            return f"step {event.step} group {event.group}: a check failed, tracing"
+        case SnapshotStored():
+            return f"snapshot after {event.step} updates, stage {event.stage}, by {event.member}"
+        case RunFinished():
+            return f"run finished: root {event.root}"
+        case _:
+            return ""

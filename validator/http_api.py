@@ -1,0 +1,133 @@
+"""The validator's HTTP interface: thin handlers that decode, hand over to the node, and answer; every refusal has a code.
+
+Public: hello, status, runs, run, export. Signed by a registered hotkey: join, reports, heartbeat, directives, grants.
+Signed by an allow-listed submitter: runs (POST), uploads.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from aiohttp import web
+
+from subnet.errors import InputError
+from subnet.net.http import Call, FrameWriter, Route, answer, create_app
+from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
+from subnet.protocol.messages import (
+    LIMIT_JOIN_BYTES,
+    LIMIT_REPORT_BYTES,
+    LIMIT_SUBMISSION_BYTES,
+    GrantRequest,
+    Heartbeat,
+    Hello,
+    JoinAnswer,
+    JoinRequest,
+    Report,
+    ReportAnswer,
+)
+from subnet.protocol.signing import RequestVerifier
+from subnet.store.base import Grant
+from subnet.words import Cursor
+from validator.directive_stream import DirectiveFeed
+
+
+class Backend(Protocol):
+    """What the handlers need of the node."""
+
+    def hello(self) -> Hello: ...
+
+    def status(self, run: str | None, num_steps: int) -> RunStatus: ...
+
+    def runs(self) -> tuple[RunSummary, ...]: ...
+
+    async def export(self, run: str, step: int | None) -> ExportInfo: ...
+
+    async def submit(self, hotkey: str, submission: RunSubmission) -> RunSummary: ...
+
+    async def join(self, hotkey: str, request: JoinRequest) -> JoinAnswer: ...
+
+    async def report(self, hotkey: str, report: Report) -> ReportAnswer: ...
+
+    def heartbeat(self, hotkey: str, beat: Heartbeat) -> None: ...
+
+    async def grants(self, hotkey: str, request: GrantRequest) -> tuple[Grant, ...]: ...
+
+    def follow(self, run: str, after: Cursor) -> tuple[DirectiveFeed, int]:
+        """The feed and the position at which a reader at ``after`` goes on."""
+        ...
+
+    def stream_opened(self, hotkey: str) -> None: ...
+
+    def stream_lost(self, hotkey: str) -> None: ...
+
+
+class HttpApi:
+    def __init__(self, backend: Backend, verifier: RequestVerifier) -> None:
+        self._backend = backend
+        self.app = create_app(self._routes(), verifier)
+
+    def _routes(self) -> list[Route]:
+        return [
+            Route("GET", "/v1/hello", self._hello, signed=False),
+            Route("GET", "/v1/status", self._status, signed=False),
+            Route("GET", "/v1/runs", self._runs, signed=False),
+            Route("GET", "/v1/runs/{name}/export", self._export, signed=False),
+            Route("POST", "/v1/runs", self._submit, body_limit_bytes=LIMIT_SUBMISSION_BYTES),
+            Route("POST", "/v1/join", self._join, body_limit_bytes=LIMIT_JOIN_BYTES),
+            Route("POST", "/v1/reports", self._report, body_limit_bytes=LIMIT_REPORT_BYTES),
+            Route("POST", "/v1/heartbeat", self._heartbeat, body_limit_bytes=4096),
+            Route("POST", "/v1/grants", self._grants),
+            Route("GET", "/v1/directives", self._directives),
+        ]
+
+    async def _hello(self, call: Call) -> web.StreamResponse:
+        return answer(self._backend.hello())
+
+    async def _status(self, call: Call) -> web.StreamResponse:
+        run = call.request.query.get("run")
+        return answer(self._backend.status(run, _number(call, "steps", 20)))
+
+    async def _runs(self, call: Call) -> web.StreamResponse:
+        return answer(self._backend.runs())
+
+    async def _export(self, call: Call) -> web.StreamResponse:
+        step = _number(call, "step", -1)
+        return answer(await self._backend.export(call.request.match_info["name"], step if step >= 0 else None))
+
+    async def _submit(self, call: Call) -> web.StreamResponse:
+        return answer(await self._backend.submit(call.hotkey, call.decode(RunSubmission)))
+
+    async def _join(self, call: Call) -> web.StreamResponse:
+        return answer(await self._backend.join(call.hotkey, call.decode(JoinRequest)))
+
+    async def _report(self, call: Call) -> web.StreamResponse:
+        return answer(await self._backend.report(call.hotkey, call.decode(Report)))
+
+    async def _heartbeat(self, call: Call) -> web.StreamResponse:
+        self._backend.heartbeat(call.hotkey, call.decode(Heartbeat))
+        return web.Response(status=204)
+
+    async def _grants(self, call: Call) -> web.StreamResponse:
+        return answer(await self._backend.grants(call.hotkey, call.decode(GrantRequest)))
+
+    async def _directives(self, call: Call) -> web.StreamResponse:
+        after = Cursor(_number(call, "term", 0), _number(call, "after", 0))
+        feed, position = self._backend.follow(call.request.query.get("run", ""), after)
+        self._backend.stream_opened(call.hotkey)
+        writer = FrameWriter(call)
+        try:
+            async with writer as out:
+                async for frame in feed.frames(position):
+                    await out.send(frame)
+        finally:
+            self._backend.stream_lost(call.hotkey)
+        return writer.response
+
+
+def _number(call: Call, name: str, default: int) -> int:
+    text = call.request.query.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise InputError(f"query parameter {name}={text!r} is not a whole number")
+    return int(text)

@@ -1,0 +1,293 @@
+"""The validator process: chain, store, runs, HTTP interface and weights, started in order and stopped in reverse.
+
+One run is active at a time; when it finishes the next in the queue becomes active. A journal that can't be written or a lost
+leadership ends the process with one line that says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from loguru import logger
+
+from subnet.chain.base import Chain, Metagraph
+from subnet.chain.connect import connect_chain
+from subnet.errors import AuthFailed, InputError, IotaError, NotFound, Refusal
+from subnet.net.border import Listener, listen
+from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
+from subnet.protocol.messages import (
+    LIMIT_GRANTS,
+    GrantRequest,
+    Heartbeat,
+    Hello,
+    JoinAnswer,
+    JoinRequest,
+    Report,
+    ReportAnswer,
+)
+from subnet.protocol.signing import RequestVerifier, Signer, load_wallet, verify_statement
+from subnet.service import Service
+from subnet.store.base import RETENTION_CLASSES, Grant, Hold
+from subnet.store.embedded import EmbeddedStore
+from subnet.store.signed_urls import load_or_create_secret
+from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock, Deadline, check_nesting
+from subnet.words import PROTOCOL_VERSION, BlobHash, Cursor
+from validator.directive_stream import DirectiveFeed
+from validator.http_api import HttpApi
+from validator.run_registry import RunEntry, RunRegistry
+from validator.run_session import RunSession
+from validator.scoring import ScoreBook
+from validator.settings import ValidatorSettings
+from validator.weights import WeightPolicy, WeightSetter, WeightsReport
+
+METAGRAPH_EVERY_S = 5.0
+PURPOSE_RECEIPTS = "receipts/1"
+
+
+class ValidatorNode:
+    """Implements :class:`validator.http_api.Backend`."""
+
+    def __init__(
+        self, settings: ValidatorSettings, signer: Signer, chain: Chain, store: EmbeddedStore, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.settings, self.signer, self.chain, self.store, self.clock = settings, signer, chain, store, clock
+        self.registry = RunRegistry(settings.directory.expanduser())
+        self.scores = ScoreBook()
+        self.metagraph: Metagraph | None = None
+        self.session: RunSession | None = None
+        self._sessions_changed = asyncio.Event()
+        self.weights_said = ""
+        self._allowed = {signer.hotkey, *settings.submitters}
+        self._coldkeys: Mapping[str, str] = {}
+        self._streams: dict[str, int] = {}
+        self.setter = WeightSetter(
+            chain,
+            settings.netuid,
+            signer.hotkey,
+            lambda: self.scores.scores(self.clock.wall_ns() / 1e9),
+            WeightPolicy(burn_share=settings.burn_share, version_key=settings.weights_version_key),
+            on_metagraph=self.take_metagraph,
+        )
+
+    # --- who may ask -------------------------------------------------------------------------------------------
+
+    def is_known(self, hotkey: str) -> bool:
+        return hotkey in self._coldkeys or hotkey in self._allowed
+
+    def take_metagraph(self, metagraph: Metagraph) -> None:
+        self.metagraph = metagraph
+        self._coldkeys = {neuron.hotkey: neuron.coldkey for neuron in metagraph.neurons}
+        self.scores.apply_registrations({n.hotkey: n.registered_at_block for n in metagraph.neurons})
+
+    async def watch_metagraph(self) -> None:
+        while True:
+            try:
+                self.take_metagraph(await self.chain.metagraph(self.settings.netuid))
+            except IotaError as error:
+                logger.warning("metagraph: {}", error)
+            await asyncio.sleep(METAGRAPH_EVERY_S)
+
+    # --- runs --------------------------------------------------------------------------------------------------
+
+    async def drive_runs(self) -> None:
+        """One active run after the other."""
+        while True:
+            entry = self.registry.active()
+            if entry is None:
+                self._sessions_changed.clear()
+                await self._sessions_changed.wait()
+                continue
+            session = RunSession(entry, self)
+            self.session = session
+            logger.info("run {} is active", entry.name)
+            try:
+                await session.run()
+            finally:
+                await session.close()
+            self.registry.finish(entry)
+            logger.info("run {} finished: root {}", entry.name, session.coordinator.history.root)
+
+    def _session(self, run: str) -> RunSession:
+        if self.session is None or (run and run not in (self.session.entry.name, self.session.entry.stored.run_id)):
+            active = self.session.entry.name if self.session else "none"
+            raise NotFound(f"run {run!r} is not active here", hint=f"active: {active}")
+        return self.session
+
+    # --- Backend -----------------------------------------------------------------------------------------------
+
+    def hello(self) -> Hello:
+        session, entry = self.session, self.registry.active()
+        return Hello(
+            protocol_min=PROTOCOL_VERSION,
+            protocol_max=PROTOCOL_VERSION,
+            time_ns=self.clock.wall_ns(),
+            hotkey=self.signer.hotkey,
+            term=session.coordinator.state.term if session else 0,
+            head_number=len(session.journal) if session else 0,
+            run=entry.name if entry else None,
+            waiting_for=session.waiting_for() if session else "a run: submit one with iota run submit",
+        )
+
+    def status(self, run: str | None, num_steps: int) -> RunStatus:
+        session = self._session(run or "")
+        return session.status(num_steps, weights=self.weights_said, place=self.registry.place_of(session.entry.name))
+
+    def runs(self) -> tuple[RunSummary, ...]:
+        return tuple(self._summary(entry) for entry in self.registry.entries.values())
+
+    def _summary(self, entry: RunEntry) -> RunSummary:
+        place = self.registry.place_of(entry.name)
+        if self.session is not None and self.session.entry is entry:
+            return self.session.summary(place)
+        state = "finished" if entry.finished else "queued"
+        return RunSummary(entry.name, entry.stored.run_id, state, place, 0, entry.config.run.steps, None, None)
+
+    async def export(self, run: str, step: int | None) -> ExportInfo:
+        entry = self.registry.get(run)
+        if self.session is not None and self.session.entry is entry:
+            return self.session.export_info(step)
+        raise NotFound(f"run {run!r} has no snapshots loaded", hint="export the active or the last finished run")
+
+    async def submit(self, hotkey: str, submission: RunSubmission) -> RunSummary:
+        self._require_submitter(hotkey)
+        entry = self.registry.add(hotkey, submission)
+        self._sessions_changed.set()
+        return self._summary(entry)
+
+    def _require_submitter(self, hotkey: str) -> None:
+        if hotkey not in self._allowed:
+            raise AuthFailed(f"{hotkey} may not submit runs here", hint="ask the operator to add it to --submitters")
+
+    async def join(self, hotkey: str, request: JoinRequest) -> JoinAnswer:
+        coldkey = self._coldkeys.get(hotkey)
+        if coldkey is None:
+            return JoinAnswer(False, Refusal("not_registered", f"{hotkey} isn't registered on this subnet", 12.0))
+        if request.version != PROTOCOL_VERSION:
+            reason = f"protocol version {request.version}, this validator speaks {PROTOCOL_VERSION}"
+            return JoinAnswer(False, Refusal("version_unsupported", reason, None, "update"))
+        return await self._session(request.run).coordinator.join(hotkey, coldkey, request)
+
+    async def report(self, hotkey: str, report: Report) -> ReportAnswer:
+        if report.member.hotkey != hotkey:
+            raise InputError("a report is signed by another hotkey than the member it names")
+        session = self._session(report.run)
+        if report.receipts_root:
+            signed = verify_statement(hotkey, PURPOSE_RECEIPTS, report.receipts_root, report.receipts_signature)
+            if not signed or session.receipts_root(report) != report.receipts_root:
+                raise InputError("the receipts' root or its signature doesn't fit the receipts")
+        known = session.coordinator.report(report.member, report.claims)
+        if known and report.receipts_root:
+            session.keep_receipts(hotkey, report)
+        return ReportAnswer(known, len(session.journal))
+
+    def heartbeat(self, hotkey: str, beat: Heartbeat) -> None:
+        if self.session is None:
+            return
+        member = self.session.coordinator.heard(hotkey, beat.boot)
+        if member is not None and beat.suspect:
+            self.session.coordinator.suspect(member)
+
+    async def grants(self, hotkey: str, request: GrantRequest) -> tuple[Grant, ...]:
+        if not 0 < len(request.blobs) <= LIMIT_GRANTS:
+            raise InputError(f"{len(request.blobs)} grants asked for, allowed are 1 to {LIMIT_GRANTS}")
+        if not request.put:
+            return await self._get_grants(request)
+        if hotkey not in self._allowed:
+            session = self._session(request.run)
+            if not session.has_member(hotkey):
+                raise AuthFailed(f"{hotkey} is no member of run {request.run}", hint="join first")
+        if request.retention not in RETENTION_CLASSES:
+            raise InputError(f"retention {request.retention!r} is unknown", hint=f"one of {', '.join(RETENTION_CLASSES)}")
+        horizon = max(0, self.session.coordinator.state.next_step + 1) if self.session else 0
+        hold = Hold(request.retention, request.run or "upload", horizon)
+        return tuple(self.store.presign_put(BlobHash(blob), size, hold) for blob, size in request.blobs)
+
+    async def _get_grants(self, request: GrantRequest) -> tuple[Grant, ...]:
+        """A size of 0 means that the asker doesn't know it: the store says."""
+        unknown = [BlobHash(blob) for blob, size in request.blobs if size <= 0]
+        sizes: Mapping[str, int] = {}
+        if unknown:
+            sizes = await self.store.sizes(unknown, deadline=Deadline.after(TIMEOUTS.http_request_s))
+        grants: list[Grant] = []
+        for blob, size in request.blobs:
+            known = size if size > 0 else sizes.get(blob)
+            if known is None:
+                raise NotFound(f"blob {blob[:16]} is not in the store")
+            grants.append(self.store.presign_get(BlobHash(blob), known))
+        return tuple(grants)
+
+    def follow(self, run: str, after: Cursor) -> tuple[DirectiveFeed, int]:
+        coordinator = self._session(run).coordinator
+        position = coordinator.core.resume(after)
+        if position is None:
+            raise InputError(f"you have seen term {after.term}, this validator leads {coordinator.core.term}")
+        return coordinator.feed, position
+
+    def stream_opened(self, hotkey: str) -> None:
+        self._streams[hotkey] = self._streams.get(hotkey, 0) + 1
+
+    def stream_lost(self, hotkey: str) -> None:
+        self._streams[hotkey] -= 1
+        if not self._streams[hotkey]:
+            del self._streams[hotkey]
+            if self.session is not None:
+                self.session.suspect_hotkey(hotkey)
+
+    def weights_report(self, report: WeightsReport) -> None:
+        self.weights_said = str(report)
+
+
+async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
+    chain = connect_chain(settings.chain, settings.chain_endpoint, hotkey=signer)
+    secret = load_or_create_secret(settings.store_secret.expanduser())
+    store = EmbeddedStore(settings.store_url, secret)
+    service = Service("validator")
+    service.on_close("chain", chain.close)
+    service.on_close("store", store.close)
+    listener: Listener | None = None
+    try:
+        node = ValidatorNode(settings, signer, chain, store)
+        await store.usage(deadline=Deadline.after(TIMEOUTS.http_request_s))
+        node.take_metagraph(await chain.metagraph(settings.netuid))
+        if node.metagraph is not None and node.metagraph.neuron(signer.hotkey) is None:
+            raise InputError(
+                f"hotkey {signer.hotkey} isn't registered on subnet {settings.netuid}",
+                hint=f"iota chain register --netuid {settings.netuid} --wallet.name {settings.wallet_name} "
+                f"--wallet.hotkey {settings.wallet_hotkey}",
+            )
+        verifier = RequestVerifier(signer.hotkey, is_known=node.is_known)
+        listener = await listen(HttpApi(node, verifier).app, settings.host, settings.port)
+        await _announce(chain, settings)
+    except BaseException:
+        if listener is not None:
+            await listener.close()
+        await store.close()
+        await chain.close()
+        raise
+    service.on_close("http", listener.close)
+    service.forever("runs", node.drive_runs)
+    service.forever("metagraph", node.watch_metagraph)
+    if settings.set_weights:
+        service.forever("weights", lambda: node.setter.run(node.weights_report))
+    logger.info("validator {} serves at {}", signer.hotkey, listener.url)
+    await service.run()
+
+
+async def _announce(chain: Chain, settings: ValidatorSettings) -> None:
+    """Put the address on the chain, so that miners find it; a refusal is said and not fatal (miners may use a URL)."""
+    try:
+        await chain.serve(settings.netuid, settings.host, settings.port)
+    except IotaError as error:
+        logger.warning("address not announced on the chain: {}", error)
+
+
+def run_validator(settings: ValidatorSettings) -> int:
+    """The whole process; returns its exit status."""
+    check_nesting()
+    signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
+    asyncio.run(_serve(settings, signer))
+    return 0
+
+
+

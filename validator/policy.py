@@ -1,0 +1,55 @@
+"""The coordinator's deadlines, in seconds, and the widths of its windows; the wait they belong to is in each line."""
+
+from __future__ import annotations
+
+import msgspec
+
+from subnet.errors import ConfigError
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """Frozen; checked on construction."""
+
+    silence_s: float = 5.0
+    """A member unheard for so long is gone."""
+    answer_s: float = 1.0
+    """A member answers ``Revoking`` within this, or its partial is void."""
+    lease_min_s: float = 5.0
+    """No lease is revoked earlier."""
+    lease_unknown_s: float = 60.0
+    """Expected time of an item of a member and stage whose speed is unknown; also the most that is expected."""
+    lease_factor: float = 3.0
+    """A lease at this many times its expected time is revoked."""
+    commit_s: float = 20.0
+    """``Frozen`` until a holder's commitment."""
+    owner_s: float = 20.0
+    """``ReduceOrdered`` until all partitions are merged; then slices go through the store."""
+    routed_s: float = 20.0
+    """``StoreRouted`` until all partitions are merged; then owners are replaced."""
+    fingerprint_s: float = 20.0
+    """``SeedRevealed`` until a contributor's fingerprint."""
+    check_s: float = 30.0
+    """All fingerprints until a replica's check."""
+    trace_s: float = 20.0
+    """``TraceStarted`` until all slices are in the store."""
+    replay_s: float = 5.0
+    """``ReplayLeased`` until the same boundary is dealt for replay again."""
+    snapshot_s: float = 120.0
+    """``SnapshotOrdered`` until another replica is asked."""
+    empty_stage_s: float = 20.0
+    """A stage with nobody for so long gets a replica of a stage with several."""
+    back_off_s: float = 2.0
+    """First ``retry_after`` of a hotkey that was gone silently; doubles with each absence."""
+    back_off_max_s: float = 300.0
+    window_extra: int = 3
+    """Items a member of the first stage has ahead, beyond one for each stage."""
+    window_s: float = 0.5
+    """And as many more as it computes in this time: what a receipt and a lease take to travel."""
+    window_max: int = 64
+    class_coldkeys: int = 2
+    """Coldkeys that must report the same hardware class before it becomes the run's."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} = {getattr(self, name)} is not allowed", hint="allowed: 0 or more")

@@ -1,0 +1,162 @@
+"""Runs of one validator: one active at a time, others queue in order of submission; the list survives restarts.
+
+A submission becomes a directory with the submission as it came (written temp, fsync, rename) and, once active, a journal.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from subnet.errors import ConfigError, Corrupt, Exists, InputError, NotFound
+from subnet.numerics.layout import RunLayout
+from subnet.protocol import wire
+from subnet.protocol.api import RunSubmission
+from subnet.protocol.messages import LIMIT_SUBMISSION_BYTES
+from subnet.run.config import RunConfig
+from subnet.run.events import RunPlanned
+from subnet.model.plan import ModelPlan, ModelUnits
+from subnet.store.disk import atomic_write
+from subnet.words import PROTOCOL_VERSION, GroupShape
+from validator.stage_plan import plan_cuts
+
+MAX_QUEUED = 64
+
+
+class StoredRun(msgspec.Struct, frozen=True):
+    """``runs/NAME/run.msgpack``."""
+
+    run_id: str
+    name: str
+    place: int
+    submitter: str
+    submission: RunSubmission
+
+
+@dataclass
+class RunEntry:
+    stored: StoredRun
+    config: RunConfig
+    plan: ModelPlan
+    directory: Path
+    finished: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def journal_path(self) -> Path:
+        return self.directory / "journal.db"
+
+
+class RunRegistry:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / "runs"
+        self.entries: dict[str, RunEntry] = {}
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            found = [_load(path) for path in sorted(self._directory.glob("*/run.msgpack"))]
+        except OSError as error:
+            raise ConfigError(f"cannot use the directory {directory}: {error.strerror or error}", hint="check --dir") from error
+        for entry in sorted(found, key=lambda entry: entry.stored.place):
+            entry.finished = (entry.directory / "finished").exists()
+            self.entries[entry.name] = entry
+
+    def active(self) -> RunEntry | None:
+        """The first run that hasn't finished."""
+        return next((entry for entry in self.entries.values() if not entry.finished), None)
+
+    def get(self, name: str) -> RunEntry:
+        try:
+            return self.entries[name]
+        except KeyError:
+            known = ", ".join(self.entries) or "none"
+            raise NotFound(f"no run is called {name!r}", hint=f"known runs: {known}") from None
+
+    def place_of(self, name: str) -> int:
+        """0: active; n: n runs are before it."""
+        waiting = [entry.name for entry in self.entries.values() if not entry.finished]
+        return waiting.index(name) if name in waiting else 0
+
+    def add(self, submitter: str, submission: RunSubmission) -> RunEntry:
+        """Check and keep a submission. The same one again (name and content) is fine; another under the name isn't."""
+        config, plan = plan_submission(submission)
+        name = config.run.name
+        if name in self.entries:
+            if self.entries[name].stored.submission == submission:
+                return self.entries[name]
+            raise Exists(f"a run called {name!r} is already here", hint="choose another run.name")
+        if sum(not entry.finished for entry in self.entries.values()) >= MAX_QUEUED:
+            raise InputError(f"{MAX_QUEUED} runs are queued already", hint="wait for one to finish")
+        stored = StoredRun(
+            f"{name}-{secrets.token_hex(4)}", name, len(self.entries), submitter, submission
+        )
+        directory = self._directory / name
+        atomic_write(directory / "run.msgpack", wire.encode(stored))
+        entry = RunEntry(stored, config, plan, directory)
+        self.entries[name] = entry
+        return entry
+
+    def finish(self, entry: RunEntry) -> None:
+        atomic_write(entry.directory / "finished", b"")
+        entry.finished = True
+
+
+def _load(path: Path) -> RunEntry:
+    data = path.read_bytes()
+    try:
+        stored = wire.decode(data, StoredRun, limit_bytes=2 * LIMIT_SUBMISSION_BYTES, what=str(path))
+    except InputError as error:
+        raise Corrupt(f"{path} cannot be read: {error.reason}", hint="move the directory away and submit again") from error
+    config, plan = plan_submission(stored.submission)
+    return RunEntry(stored, config, plan, path.parent)
+
+
+def plan_submission(submission: RunSubmission) -> tuple[RunConfig, ModelPlan]:
+    """The run's config and plan; everything in a submission is foreign input and checked here."""
+    if submission.version != PROTOCOL_VERSION:
+        raise InputError(f"submission version {submission.version} is not {PROTOCOL_VERSION}", hint="update iota")
+    config = wire.decode(submission.config, RunConfig, limit_bytes=1 << 20, what="the submission's config")
+    units = ModelUnits(submission.unit_tensors, submission.unit_flops_per_token, submission.tied)
+    num_units = len(submission.unit_tensors)
+    if num_units < 3 or len(submission.unit_flops_per_token) != num_units or len(submission.unit_costs) != num_units:
+        raise InputError("the submission's units, FLOPs and costs don't match", hint="submit with this version's iota")
+    if any(not cost > 0 for cost in submission.unit_costs[1:-1]):
+        raise InputError("a unit's cost isn't above 0", hint="submit with this version's iota")
+    for blob in (submission.data, submission.snapshot, submission.tokenizer):
+        if not wire.is_blob_hash(blob):
+            raise InputError(f"{blob[:80]!r} isn't the hash of a blob")
+    cuts = submission.cuts or plan_cuts(submission.unit_costs, config.pipeline.stages)
+    if len(cuts) != config.pipeline.stages:
+        raise ConfigError(f"{len(cuts)} cuts don't make pipeline.stages = {config.pipeline.stages}", hint="one cut a stage")
+    return config, ModelPlan(config, submission.model_config, units, tuple(cuts))
+
+
+def group_shapes(layout: RunLayout) -> tuple[GroupShape, ...]:
+    """The layout's merge groups as the state machine sees them."""
+    return tuple(
+        GroupShape(group.stages, tuple(layout.sections[p.section].stages for p in group.partitions))
+        for group in layout.groups
+    )
+
+
+def run_planned(entry: RunEntry) -> RunPlanned:
+    submission = entry.stored.submission
+    return RunPlanned(
+        run_id=entry.stored.run_id,
+        config=entry.config,
+        model_config=submission.model_config,
+        unit_tensors=submission.unit_tensors,
+        unit_flops_per_token=submission.unit_flops_per_token,
+        tied=submission.tied,
+        cuts=entry.plan.cuts,
+        groups=group_shapes(entry.plan.layout),
+        data=submission.data,
+        snapshot=submission.snapshot,
+        tokenizer=submission.tokenizer,
+        submitter=entry.stored.submitter,
+    )

@@ -1,0 +1,207 @@
+"""An active run: journal, log publisher, coordinator, and what it tells the rest of the validator (scores, status, export)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from subnet.errors import NotFound
+from subnet.protocol import wire
+from subnet.protocol.api import ExportInfo, MemberView, RunStatus, RunSummary, StageSnapshot
+from subnet.protocol.messages import BackwardReceipt, ForwardReceipt, Report
+from subnet.run.events import Record, StageSealed, StepSealed
+from subnet.run.state import restore_point, stored_snapshot
+from validator.coordinator import Coordinator
+from validator.decide import waiting_for
+from validator.journal_store import JournalStore
+from validator.log_publisher import LogPublisher
+from validator.run_registry import RunEntry, run_planned
+from validator.tasks import RunTasks
+
+if TYPE_CHECKING:
+    from validator.node import ValidatorNode
+
+AUDIT_WINDOW_STEPS = 8
+
+
+class RunSession:
+    def __init__(self, entry: RunEntry, node: ValidatorNode) -> None:
+        self.entry, self._node = entry, node
+        self.journal = JournalStore(entry.journal_path)
+        publisher = LogPublisher(entry.stored.run_id, self.journal, node.store, node.signer, node.clock)
+        self.tasks = RunTasks(entry.plan, node.store)
+        self._items_done: dict[str, int] = {}
+        self._pending_work: dict[int, dict[str, float]] = {}
+        self.coordinator = Coordinator(
+            journal=self.journal,
+            publisher=publisher,
+            tasks=self.tasks,
+            signer=node.signer,
+            clock=node.clock,
+            on_record=self._on_record,
+        )
+
+    async def run(self) -> None:
+        """Until the run has finished and its last record is in the log store."""
+        self.coordinator.begin(run_planned(self.entry), self.entry.stored.submission.hardware_class)
+        driver = asyncio.create_task(self.coordinator.run(), name="coordinator")
+        finished = asyncio.create_task(self._until_finished(), name="until finished")
+        try:
+            await asyncio.wait({driver, finished}, return_when=asyncio.FIRST_COMPLETED)
+            if driver.done():
+                await driver
+        finally:
+            for task in (driver, finished):
+                task.cancel()
+            await asyncio.wait({driver, finished})
+
+    async def _until_finished(self) -> None:
+        await self.coordinator.finished.wait()
+        while self.journal.acknowledged < len(self.journal) and self.coordinator.core.quorum:
+            await asyncio.sleep(0.05)
+        while self.coordinator.state.members:
+            # Members fetch the end from the stream; they leave by themselves, or are gone.
+            await asyncio.sleep(0.2)
+
+    async def close(self) -> None:
+        await self.coordinator.close()
+
+    # --- scores ------------------------------------------------------------------------------------------------
+
+    def _on_record(self, record: Record) -> None:
+        event = record.event
+        if isinstance(event, StageSealed):
+            work = self._pending_work.setdefault(event.step, {})
+            config, plan = self.entry.config, self.entry.plan
+            tokens = config.pipeline.microbatch_rows * config.data.sequence_length
+            for entry in event.entries:
+                flops = sum(plan.units.unit_flops_per_token[unit] for unit in plan.stage_units[entry.stage])
+                share = flops * tokens * len(entry.microbatches)
+                hotkey, count = entry.member.hotkey, len(entry.microbatches)
+                work[hotkey] = work.get(hotkey, 0.0) + share
+                self._items_done[hotkey] = self._items_done.get(hotkey, 0) + count
+        elif isinstance(event, StepSealed):
+            work = self._pending_work.pop(event.step, {})
+            name = self.entry.stored.run_id
+            self._node.scores.apply_sealed(event.step, record.time_ns / 1e9, work, run=name)
+            horizon = max(0, event.step - AUDIT_WINDOW_STEPS)
+            if horizon and horizon % AUDIT_WINDOW_STEPS == 0:
+                self.journal.forget_receipts(horizon)
+
+    # --- receipts ----------------------------------------------------------------------------------------------
+
+    def receipts_root(self, report: Report) -> bytes:
+        return wire.merkle_root(
+            [wire.encode(c) for c in report.claims if isinstance(c, ForwardReceipt | BackwardReceipt)]
+        )
+
+    def keep_receipts(self, hotkey: str, report: Report) -> None:
+        self.journal.stage_receipts(self.coordinator.state.next_step, hotkey, wire.encode(report))
+
+    # --- membership --------------------------------------------------------------------------------------------
+
+    def has_member(self, hotkey: str) -> bool:
+        return any(member.hotkey == hotkey for member in self.coordinator.state.members)
+
+    def suspect_hotkey(self, hotkey: str) -> None:
+        for member in list(self.coordinator.state.members):
+            if member.hotkey == hotkey:
+                self.coordinator.suspect(member)
+
+    # --- what people see ---------------------------------------------------------------------------------------
+
+    def waiting_for(self) -> str:
+        coordinator = self.coordinator
+        return waiting_for(coordinator.state, coordinator.watch, self._node.clock.now_s())
+
+    def summary(self, place: int = 0) -> RunSummary:
+        state, history = self.coordinator.state, self.coordinator.history
+        last = history.steps[-1].loss if history.steps else None
+        status = "finished" if state.finished else ("running" if state.members else "waiting")
+        return RunSummary(
+            self.entry.name,
+            self.entry.stored.run_id,
+            status,
+            place,
+            max(0, state.next_step),
+            self.entry.config.run.steps,
+            last,
+            history.root,
+            "" if state.finished else self.waiting_for(),
+        )
+
+    def status(self, num_steps: int, *, weights: str, place: int) -> RunStatus:
+        history, coordinator = self.coordinator.history, self.coordinator
+        steps = tuple(history.steps)[-num_steps:] if num_steps else ()
+        return RunStatus(
+            summary=self.summary(place),
+            time_ns=self._node.clock.wall_ns(),
+            members=tuple(self._member_views()),
+            steps=steps,
+            tokens_per_s=history.tokens_per_s(),
+            num_merges=history.num_merges,
+            num_voids=history.num_voids,
+            num_gone=history.num_gone,
+            num_joined=history.num_joined,
+            events=tuple(history.lines)[-50:],
+            journal_length=len(self.journal),
+            journal_head=self.journal.head,
+            store_bytes=self.tasks.store_bytes,
+            weights=weights,
+            final_holdout_loss=history.final_holdout,
+        )
+
+    def _member_views(self) -> list[MemberView]:
+        state, watch, now = self.coordinator.state, self.coordinator.watch, self._node.clock.now_s()
+        views: list[MemberView] = []
+        for member, info in sorted(state.members.items(), key=lambda pair: (pair[1].stage, pair[0])):
+            held = state.work.held.get(member, set()) if state.work else set[int]()
+            ready = info.version if info.version is not None else -2
+            speed = watch.speed(member)
+            known = [s for s in (speed.forward_s, speed.backward_s) if s is not None]
+            heard = watch.silent_for(member, now)
+            views.append(
+                MemberView(
+                    hotkey=member.hotkey,
+                    incarnation=f"{member.term}.{member.number}",
+                    stage=info.stage,
+                    ready_for_step=ready,
+                    leases=len(held),
+                    items_done=self._items_done.get(member.hotkey, 0),
+                    seconds_per_item=sum(known) if known else None,
+                    heard_s_ago=heard,
+                )
+            )
+        return views
+
+    def export_info(self, step: int | None) -> ExportInfo:
+        state = self.coordinator.state
+        version = state.next_step if step is None else step
+        found: list[StageSnapshot] = []
+        for stage in range(self.entry.plan.num_stages):
+            snapshot = stored_snapshot(state, stage, version)
+            if snapshot is None and step is None:
+                point = restore_point(state, stage)
+                snapshot = stored_snapshot(state, stage, point.version)
+            if snapshot is None:
+                steps = sorted({s.step for kept in state.snapshots.values() for s in kept})
+                raise NotFound(f"run {self.entry.name} has no snapshot of step {version}", hint=f"there are: {steps}")
+            found.append(StageSnapshot(stage, snapshot.manifest, snapshot.root, snapshot.verified))
+            version = snapshot.step
+        submission = self.entry.stored.submission
+        return ExportInfo(
+            step=version,
+            model_config=submission.model_config,
+            config=msgspec.msgpack.encode(self.entry.config),
+            tokenizer=submission.tokenizer,
+            snapshots=tuple(found),
+            run_root=self.coordinator.history.root if state.finished and version == state.next_step else None,
+            unit_tensors=submission.unit_tensors,
+            unit_flops_per_token=submission.unit_flops_per_token,
+            tied=submission.tied,
+            cuts=self.entry.plan.cuts,
+        )
+
+

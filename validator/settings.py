@@ -1,0 +1,38 @@
+"""What an operator sets for a validator; checked when it is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from subnet.errors import ConfigError
+
+
+class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    netuid: int = 1
+    chain: str = "local"
+    chain_endpoint: str | None = None
+    wallet_name: str = "default"
+    wallet_hotkey: str = "default"
+    wallet_path: Path = Path("~/.bittensor/wallets")
+    host: str = "127.0.0.1"
+    """Address to listen on and to announce on the chain."""
+    port: int = 8091
+    directory: Path = Path("~/.iota/validator")
+    """Journals and run files."""
+    store_url: str = "http://127.0.0.1:9945"
+    store_secret: Path = Path("~/.iota/store/secret")
+    """File with the secret shared with the store; presigned URLs are signed with it."""
+    submitters: tuple[str, ...] = ()
+    """Hotkeys (ss58) that may submit runs; the validator's own always may."""
+    set_weights: bool = True
+    burn_share: float = 0.0
+    """Share of the weights that goes to the subnet owner, 0 to 1."""
+    weights_version_key: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port <= 65535:
+            raise ConfigError(f"--axon.port = {self.port} is not allowed", hint="allowed: 1 to 65535")
+        if not 0.0 <= self.burn_share <= 1.0:
+            raise ConfigError(f"--burn_share = {self.burn_share} is not allowed", hint="allowed: 0 to 1")

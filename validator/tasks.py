@@ -1,0 +1,89 @@
+"""What the coordinator asks of the store, beside its main task: which blobs are there, traces, the run root.
+
+Each task ends with a :class:`Completion`: the main task journals its events against the state as it is then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from loguru import logger
+
+from subnet.errors import IotaError, NotFound
+from subnet.model.plan import ModelPlan
+from subnet.model.snapshots import SnapshotManifest, decode_manifest, join_manifests
+from subnet.numerics.roots import run_root
+from subnet.protocol.messages import AnyClaim, MergedClaim
+from subnet.run.events import AnyEvent, RunFinished
+from subnet.run.state import RunState, merge_of
+from subnet.store.embedded import EmbeddedStore
+from subnet.timing import TIMEOUTS, Deadline
+from subnet.words import BlobHash
+from validator.decide import Action, FinishRun, ProbeSlices, TraceVerdict
+from validator.trace_io import TraceReader
+
+
+@dataclass(frozen=True)
+class Completion:
+    """``events`` is asked with the current state; ``confirmed`` are blobs seen in the store."""
+
+    action: Action
+    events: Callable[[RunState], Iterable[AnyEvent]] = lambda _: ()
+    confirmed: Sequence[str] = field(default=())
+
+
+class RunTasks:
+    def __init__(self, plan: ModelPlan, store: EmbeddedStore) -> None:
+        self._plan, self._store = plan, store
+        self._complete: Callable[[Completion], None] = lambda _: None
+        self._trace = TraceReader(plan, store)
+        self.store_bytes = 0
+
+    def bind(self, complete: Callable[[Completion], None]) -> None:
+        self._complete = complete
+
+    async def stored(self, claim: AnyClaim, blobs: Sequence[str]) -> list[str]:
+        """Those of ``blobs`` that the store has; where a claim states the size, of that size."""
+        try:
+            sizes = await self._sizes(blobs)
+        except IotaError as error:
+            logger.warning("store: {}", error)
+            return []
+        expected = claim.size_bytes if isinstance(claim, MergedClaim) else None
+        return [blob for blob in blobs if blob in sizes and expected in (None, sizes[blob])]
+
+    async def _sizes(self, blobs: Sequence[str]) -> dict[str, int]:
+        deadline = Deadline.after(TIMEOUTS.store_request_s)
+        return await self._store.sizes([BlobHash(blob) for blob in blobs], deadline=deadline)
+
+    async def perform(self, action: Action, state: RunState) -> None:
+        """Carry the action out; on failure it completes without events, and will be asked for again."""
+        completion = Completion(action)
+        try:
+            match action:
+                case ProbeSlices():
+                    completion = Completion(action, confirmed=tuple(await self._sizes(action.hashes)))
+                case TraceVerdict():
+                    merge = merge_of(state, action.step, action.group)
+                    if merge is not None:
+                        completion = Completion(action, await self._trace.verdict(action, merge))
+                case FinishRun():
+                    root = await self._run_root(action)
+                    finished = RunFinished(action.step, root, action.evaluation)
+                    completion = Completion(action, lambda state: () if state.finished else (finished,))
+        except IotaError as error:
+            logger.warning("{}: {}", type(action).__name__, error)
+        self._complete(completion)
+
+    async def _run_root(self, action: FinishRun) -> str:
+        manifests = [await self._manifest(blob) for blob in action.manifests]
+        whole = join_manifests(self._plan, manifests)
+        return run_root(action.step, [entry.leaf for entry in whole.entries]).hex()
+
+    async def _manifest(self, blob: str) -> SnapshotManifest:
+        deadline = Deadline.after(TIMEOUTS.store_request_s)
+        size = (await self._sizes([blob])).get(blob)
+        if size is None:
+            raise NotFound(f"snapshot manifest {blob[:16]} is not in the store")
+        return decode_manifest(await self._store.get_blob(BlobHash(blob), size, deadline=deadline))
