@@ -171,8 +171,8 @@ def pipeline(work: Work) -> list[float]:
     dist.init_process_group(
         "gloo", init_method=f"file://{work.rendezvous}", rank=work.rank, world_size=world, timeout=timeout
     )
-    lines = [dist.new_group([2 * r, 2 * r + 1]) for r in range(work.replicas)]
-    columns = [dist.new_group([2 * r + s for r in range(work.replicas)]) for s in range(2)]
+    lines: list[Any] = [dist.new_group([2 * r, 2 * r + 1]) for r in range(work.replicas)]
+    columns: list[Any] = [dist.new_group([2 * r + s for r in range(work.replicas)]) for s in range(2)]
     module = HalfModel(shape, stage_index, work.precision)
     parameters = list(module.parameters())
     optimizer = _optimizer(parameters)

@@ -54,9 +54,9 @@ class Setting:
     steps: int
     seeds: tuple[int, ...]
     evaluation_rows: int
-    learning_rate: float = 3e-3
+    learning_rate: float = 2e-3
     evaluate_every: int = 25
-    measure_every: int = 20
+    measure_every: int = 5
 
     def config(self, seed: int) -> RunConfig:
         return RunConfig(
@@ -64,7 +64,7 @@ class Setting:
             model=ModelSection(config=self.model),
             data=DataSection(sequence_length=self.sequence_length),
             optimizer=OptimizerSection(learning_rate=self.learning_rate),
-            schedule=ScheduleSection(warmup_steps=max(1, self.steps // 12)),
+            schedule=ScheduleSection(warmup_steps=max(1, self.steps // 8)),
             pipeline=PipelineSection(microbatches=self.microbatches, microbatch_rows=self.rows),
             evaluation=EvaluationSection(rows=self.evaluation_rows),
         )
@@ -93,7 +93,7 @@ FIVE_MILLION = _llama(8192, 256, 2, 4)
 
 FULL = (
     Setting("m16", FIVE_MILLION, 16, 8, 64, steps=245, seeds=(0, 1, 2), evaluation_rows=128),
-    Setting("m512", FIVE_MILLION, 512, 1, 32, steps=60, seeds=(0,), evaluation_rows=256, measure_every=12),
+    Setting("m512", FIVE_MILLION, 512, 1, 32, steps=60, seeds=(0,), evaluation_rows=256, measure_every=10),
 )
 QUICK = (Setting("quick", _llama(512, 48, 2, 4), 8, 2, 32, steps=40, seeds=(0, 1), evaluation_rows=64),)
 
@@ -194,7 +194,7 @@ def run_part(part: Part, text: Corpus, out: Path) -> Progress:
 
 def _one_step(run: Reference | Plain, t: int, setting: Setting, progress: Progress) -> None:
     if isinstance(run, Reference):
-        report = run.step(t, measure=t % setting.measure_every == setting.measure_every // 4)
+        report = run.step(t, measure=t % setting.measure_every == 1)
         progress.losses.append((t, report.loss))
         if report.measured:
             progress.measured.append((t, {name: each.as_dict() for name, each in report.measured.items()}))
@@ -227,7 +227,7 @@ FOLDS = (("mean", fmean), ("max", max))
 
 
 def figures_of(setting: Setting, results: dict[str, Progress], out: Path) -> dict[str, float]:
-    """The comparison of one setting; the table by tensor goes to a file."""
+    """The comparison of one setting; energies are the worst tensor's; the whole table goes to a file."""
     fixed = [results[Part(setting, "fixed", seed).name] for seed in setting.seeds]
     plain = [results[Part(setting, "plain", seed).name] for seed in setting.seeds]
     means = [[last_mean(run, setting) for run in runs] for runs in (fixed, plain)]
@@ -241,7 +241,8 @@ def figures_of(setting: Setting, results: dict[str, Progress], out: Path) -> dic
         f"{name}_largest_seed_difference": max(abs(a / b - 1) for a, b in zip(*means, strict=True)),
     }
     for measure in ("lost_energy", "error_energy", "quantising_energy"):
-        figures[f"{name}_{measure}"] = max(measures[f"mean_{measure}"] for measures in table.values())
+        for kind, _ in FOLDS:
+            figures[f"{name}_{kind}_{measure}"] = max(measures[f"{kind}_{measure}"] for measures in table.values())
     return figures
 
 
@@ -256,12 +257,12 @@ def _swarm_figure(path: Path, results: dict[str, Progress]) -> float:
 
 LIMITS = {
     "m16_difference": 0.005,
-    "m16_lost_energy": 1e-3,
+    "m16_mean_lost_energy": 1e-3,
     "m512_difference": 0.005,
-    "m512_lost_energy": 1e-3,
+    "m512_mean_lost_energy": 1e-3,
     "swarm_difference": 0.005,
 }
-QUICK_LIMITS = {"quick_difference": 0.02, "quick_lost_energy": 0.05, "quick_error_energy": 0.05}
+QUICK_LIMITS = {"quick_difference": 0.02, "quick_mean_lost_energy": 0.1, "quick_mean_error_energy": 0.1}
 
 
 def _texts(quick: bool) -> Corpus:

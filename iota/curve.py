@@ -11,7 +11,13 @@ INK, LINE, POINTS, MARKS = "#222222", "#3b6ea5", "#c8553d", "#8a8a8a"
 
 
 def draw_curve(
-    steps: Sequence[StepView], marks: Sequence[tuple[int, str]], path: Path, *, title: str, subtitle: str = ""
+    steps: Sequence[StepView],
+    marks: Sequence[tuple[int, str]],
+    path: Path,
+    *,
+    title: str,
+    subtitle: str = "",
+    final_holdout: float | None = None,
 ) -> None:
     """Write a PNG (or what the suffix says). ``marks``: (step, text), drawn as vertical lines."""
     import matplotlib as mpl
@@ -21,6 +27,8 @@ def draw_curve(
 
     trained = [view for view in steps if view.step >= 0 and view.tokens > 0]
     evaluated = [(view.step, view.holdout_loss) for view in steps if view.holdout_loss is not None]
+    if final_holdout is not None and trained:
+        evaluated.append((trained[-1].step + 1, final_holdout))
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
     try:
         axes.plot([v.step + 1 for v in trained], [v.loss for v in trained], color=LINE, linewidth=1.4, label="training")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import signal
 import sys
 from collections.abc import Callable
@@ -87,7 +88,8 @@ def _miner(settings: dict[str, Any]) -> int:
 
 
 def _submit(settings: dict[str, Any]) -> int:
-    from iota.submit import SubmitSettings, run_submit
+    from iota.submit import run_submit
+    from iota.submit_settings import SubmitSettings
 
     return run_submit(msgspec.convert(settings, SubmitSettings, dec_hook=_path))
 
@@ -106,6 +108,7 @@ def run_entry(entry: str, settings: dict[str, Any]) -> int:
     from neurons.entry import guarded
 
     setup(sys.stderr, settings.pop("log_level", "INFO"))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1: stacks into the log
     return guarded(lambda: ENTRIES[entry](settings))
 
 

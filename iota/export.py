@@ -162,4 +162,3 @@ class _Fetcher:
     def chunk(self, ref: ChunkRef) -> bytes:
         """The chunk's bytes; whoever takes them checks their hash."""
         return (self._directory / BlobHash(ref.hash)).read_bytes()
-

@@ -28,11 +28,7 @@ def warm_up() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import transformers.models.llama.modeling_llama
 
-    import iota.submit
-    import miner.node
-    import miner.stage_executor
     import validator.node  # noqa: F401
 
 

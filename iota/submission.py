@@ -74,6 +74,13 @@ def cut_model(run: PreparedRun, unit_costs: tuple[float, ...]) -> ModelPlan:
     return plan_model(run.config, run.architecture, plan_cuts(unit_costs, run.config.pipeline.stages))
 
 
+def chosen_device(device: str) -> str:
+    """``auto``: CUDA where there is one."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
 def write_snapshot(plan: ModelPlan, source: PretrainedDirectory | None, directory: Path) -> SnapshotManifest:
     """Snapshot 0: the chunks of the initial weights as files named by their hashes, and the manifest of them."""
 

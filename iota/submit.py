@@ -11,12 +11,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
 from iota.prepare import Progress
-from iota.remote import DEFAULT_URL, BlobFile, Remote
-from iota.submission import PreparedRun, cut_model, load_model, prepare_run, write_snapshot
+from iota.remote import BlobFile, Remote
+from iota.submission import PreparedRun, chosen_device, cut_model, load_model, prepare_run, write_snapshot
+from iota.submit_settings import SubmitSettings
 from subnet.model.plan import ModelPlan
+from subnet.model.registry import check_run
 from subnet.numerics import layout
 from subnet.protocol.api import RunSubmission, RunSummary
 from subnet.protocol.signing import load_wallet
@@ -30,23 +30,6 @@ Say = Callable[[str], None]
 RETENTION = "data"
 
 
-class SubmitSettings(msgspec.Struct, frozen=True, kw_only=True):
-    run_file: Path
-    work_dir: Path = Path("~/.iota/submissions")
-    """Prepared data is kept here and found again."""
-    validator_url: str = DEFAULT_URL
-    validator_hotkey: str | None = None
-    wallet_name: str = "default"
-    wallet_hotkey: str = "default"
-    wallet_path: Path = Path("~/.bittensor/wallets")
-    device: str = "auto"
-    measure_costs: bool = True
-    """Measure the layers here to cut the model; else cut by FLOPs."""
-    hardware_class: bool = False
-    """Report the class of this machine: right where the miners run on its like."""
-    timeout_s: float = 3600.0
-
-
 def run_submit(settings: SubmitSettings, say: Say = print) -> int:
     """The whole of it; exit status 0 when the validator has taken the run."""
     summary = submit(settings, say)
@@ -58,12 +41,13 @@ def run_submit(settings: SubmitSettings, say: Say = print) -> int:
 def submit(settings: SubmitSettings, say: Say) -> RunSummary:
     deadline = Deadline.after(settings.timeout_s)
     config = load_run_file(settings.run_file)
+    architecture, source = load_model(config)
+    check_run(config, architecture)
     signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
     remote = Remote(settings.validator_url, signer, hotkey=settings.validator_hotkey)
     remote.hello(deadline.sooner(60.0))
     work_dir = settings.work_dir.expanduser().absolute()
     run = prepare_run(config, work_dir, progress=_Reporter(say))
-    source = load_model(config)[1]
     costs = _unit_costs(settings, run)
     plan = cut_model(run, costs)
     say(f"model: {plan.units.num_parameters:,} parameters in {plan.num_stages} stages, layers cut at {plan.cuts}")

@@ -20,12 +20,12 @@ from iota.entries import ChainSettings, StoreSettings, settings_of
 from iota.onchain import metagraph_and_weights, register
 from iota.processes import ForkServer, ProcessFailed, failure_of
 from iota.remote import Remote
-from iota.submit import SubmitSettings
+from iota.submit_settings import SubmitSettings
 from miner.settings import MinerSettings
 from subnet.chain.base import Metagraph, WeightsReceipt
 from subnet.chain.coldkeys import load_coldkey
 from subnet.chain.genesis import DEFAULT_LOCAL_GENESIS, Genesis, GenesisNeuron
-from subnet.errors import ConfigError, NotFound, Refused
+from subnet.errors import ConfigError, NotFound, Refused, Unreachable
 from subnet.protocol.api import RunStatus, RunSummary
 from subnet.protocol.signing import Signer, create_wallet, load_wallet
 from subnet.run.config import RunConfig
@@ -270,7 +270,10 @@ class LocalSwarm:
         last: RunStatus | None = None
         while True:
             self.check()
-            status = self.status(steps)
+            try:
+                status = self.status(steps)
+            except Unreachable:
+                status = None  # the validator starts again; whether it has ended is checked above
             if status is not None:
                 last = status
                 seen(status)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from iota.export import export_run
 from iota.live import LiveView
 from iota.swarm import LocalSwarm, SwarmOptions
 from subnet.errors import ConfigError, NotFound, Refused, Unreachable
@@ -55,6 +54,8 @@ def run_up(
             root = status.summary.root or ""
             view.say(f"{status.summary.name} has finished: run root {root}")
             if export is not None:
+                from iota.export import export_run
+
                 done = export_run(
                     swarm.remote(), status.summary.name, export, deadline=Deadline.after(_EXPORT_S), say=view.say
                 )

@@ -70,9 +70,7 @@ class Blobs:
             request = GrantRequest(
                 PROTOCOL_VERSION, self._run, put, tuple(refs[start : start + LIMIT_GRANTS]), retention or "log"
             )
-            grants += await self._validator.request(
-                "POST", "/v1/grants", request, tuple[Grant, ...], deadline=deadline
-            )
+            grants += await self._validator.request("POST", "/v1/grants", request, tuple[Grant, ...], deadline=deadline)
         return tuple(grants)
 
     async def _get(self, ref: BlobRef, grant: Grant, deadline: Deadline) -> bytearray:

@@ -10,25 +10,17 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from blake3 import blake3
 from loguru import logger
 
+from miner.local_view import BoundaryKey
+
 Buffer = bytes | bytearray | memoryview
 
 
-class BoundaryKey(NamedTuple):
-    """A boundary by its producer: forward output of ``stage``, or (``backward``) the gradient at its input."""
-
-    step: int
-    microbatch: int
-    stage: int
-    backward: bool
-
-    @property
-    def file_name(self) -> str:
-        return f"{self.step}.{self.microbatch}.{self.stage}.{'g' if self.backward else 'x'}"
+def _file_name(key: BoundaryKey) -> str:
+    return f"{key.step}.{key.microbatch}.{key.stage}.{'g' if key.backward else 'x'}"
 
 
 @dataclass
@@ -81,15 +73,15 @@ class BoundaryCache:
         entry = self._entries.get(key)
         if entry is None or entry.data is not None:
             return entry.data if entry else None
-        path = self._directory / key.file_name
+        path = self._directory / _file_name(key)
         try:
             data = await asyncio.to_thread(path.read_bytes)
         except OSError as error:
-            logger.warning("boundary {} is gone from disk: {}", key.file_name, error)
+            logger.warning("boundary {} is gone from disk: {}", _file_name(key), error)
             self._forget(key)
             return None
         if blake3(data).hexdigest() != entry.hash:
-            logger.warning("boundary {} on disk fails its hash", key.file_name)
+            logger.warning("boundary {} on disk fails its hash", _file_name(key))
             self._forget(key)
             return None
         return memoryview(data)
@@ -115,9 +107,9 @@ class BoundaryCache:
                 self._forget(key)
                 continue
             try:
-                await asyncio.to_thread(_write, self._directory / key.file_name, entry.data)
+                await asyncio.to_thread(_write, self._directory / _file_name(key), entry.data)
             except OSError as error:
-                logger.warning("boundary {} can't be kept on disk: {}", key.file_name, error)
+                logger.warning("boundary {} can't be kept on disk: {}", _file_name(key), error)
                 self._forget(key)
                 continue
             if self._entries.get(key) is entry:
@@ -125,7 +117,7 @@ class BoundaryCache:
                 self.disk_used += entry.size_bytes
                 entry.data = None
             else:
-                (self._directory / key.file_name).unlink(missing_ok=True)
+                (self._directory / _file_name(key)).unlink(missing_ok=True)
 
     def _make_room(self, size_bytes: int, step: int) -> bool:
         """Drop older steps from disk until ``size_bytes`` fit; False if only this step's or newer are there."""
@@ -143,7 +135,7 @@ class BoundaryCache:
             self.memory_used -= entry.size_bytes
         else:
             self.disk_used -= entry.size_bytes
-            (self._directory / key.file_name).unlink(missing_ok=True)
+            (self._directory / _file_name(key)).unlink(missing_ok=True)
 
 
 def _write(path: Path, data: memoryview) -> None:

@@ -36,7 +36,8 @@ class Directives:
     def __init__(
         self, client: SignedClient, run: str, on_took: Callable[[Sequence[Record], bool], None] | None = None
     ) -> None:
-        self._client, self._run, self._on_took = client, run, on_took
+        self._client, self._run = client, run
+        self.on_took = on_took
         self._follower = Follower()
         self._heads: deque[bytes] = deque([bytes.fromhex(GENESIS_HEAD)], maxlen=KEPT_HEADS)
         self.changed = asyncio.Event()
@@ -93,6 +94,6 @@ class Directives:
         for _ in range(rewind):
             self._heads.pop()
         self._heads.extend(bytes.fromhex(head) for head in heads[1:])
-        if self._on_took is not None:
-            self._on_took(records, took is Took.NEW_TERM)
+        if self.on_took is not None:
+            self.on_took(records, took is Took.NEW_TERM)
         self.changed.set()

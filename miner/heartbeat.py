@@ -11,7 +11,6 @@ import mmap
 import os
 import select
 import signal
-import socket
 import struct
 import time
 import urllib.parse
@@ -115,7 +114,7 @@ def _send(signer: Signer, target: Target, *, ticks: int, suspect: str = "") -> N
     try:
         connection.request("POST", path, body=body, headers={**headers, "Content-Type": "application/msgpack"})
         connection.getresponse().read(4096)
-    except (OSError, http.client.HTTPException, socket.timeout):
+    except (TimeoutError, OSError, http.client.HTTPException):
         return
     finally:
         connection.close()

@@ -5,6 +5,7 @@ Nothing here does anything; nothing here imports anything of ours.
 
 from __future__ import annotations
 
+import math
 from typing import NewType
 
 import msgspec
@@ -17,6 +18,9 @@ BlobHash = NewType("BlobHash", str)
 
 PROTOCOL_VERSION = 1
 """Version of wire and journal structs. Changing it makes older members answer ``version_unsupported``."""
+
+BLOCK = 1024
+"""Elements of a block at most. Part of the arithmetic: changing it changes every scale of every run."""
 
 CALIBRATION_STEP = -1
 """The step that merges only gradient maxima, so that step 0 has scales."""
@@ -48,11 +52,35 @@ class ItemKey(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor of the model by its whole-model name; ``row_blocked``: blocks run within each row (embedding, head)."""
+    """A parameter by its whole-model name.
+
+    ``row_blocked`` for embeddings and heads; 3-D tensors are blocked by expert, others are flat (docs/arithmetic.md, 2).
+    """
 
     name: str
     shape: tuple[int, ...]
     row_blocked: bool = False
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_rows(self) -> int:
+        """Pieces that no block crosses: rows, experts, or the whole tensor."""
+        return self.shape[0] if self.row_blocked or len(self.shape) == 3 else 1
+
+    @property
+    def row_length(self) -> int:
+        return self.num_elements // self.num_rows if self.num_rows else 0
+
+    @property
+    def blocks_per_row(self) -> int:
+        return -(-self.row_length // BLOCK)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_rows * self.blocks_per_row
 
 
 class GroupShape(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""Any cut, kept or recomputed graph, any number of executors: the bits of the whole plain model; failures add nothing."""
+"""Any cut, kept or recomputed graph, any fleet: the bits of the whole plain model; failures add nothing."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ def run_item(
         loss = done.loss_bits
     for stage in reversed(range(len(stages))):
         key = PartialKey(step, 1, 0, 0) if partial else None
-        back = stages[stage].backward(
-            ItemKey(step, microbatch, stage), grads[-1], boundaries[stage], rows, partial=key
-        )
+        back = stages[stage].backward(ItemKey(step, microbatch, stage), grads[-1], boundaries[stage], rows, partial=key)
         assert back.loss_bits == (loss if stage == len(stages) - 1 else None)
         grads.append(back.output)
     assert boundaries.pop() is None

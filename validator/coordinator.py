@@ -261,6 +261,7 @@ class Coordinator:
             segment = self.core.segment_due()
             if segment is None:
                 continue
+            acknowledged = self.core.acknowledged
             try:
                 await self._publisher.publish(segment, self.core)
                 backoff.reset()
@@ -271,6 +272,8 @@ class Coordinator:
                 await asyncio.sleep(backoff.next_s())
                 self._publish_wanted.set()
                 continue
+            if self.core.acknowledged == acknowledged:
+                continue  # nothing of it is on this disk yet: the commit that changes that asks again
             self._after_commit()
             self._inbox.wake.set()
 

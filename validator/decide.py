@@ -9,7 +9,7 @@ from __future__ import annotations
 from subnet.run import state as st
 from subnet.run.state import RunState
 from validator.decide_leases import decide_leases
-from validator.decide_members import decide_members
+from validator.decide_members import decide_lost, decide_members
 from validator.decide_merges import decide_merges
 from validator.decide_steps import decide_steps
 from validator.decision import Action, Decision, FinishRun, ProbeSlices, Reason, TraceVerdict
@@ -32,8 +32,10 @@ __all__ = [
 
 def decide(now_s: float, state: RunState, watch: Watch, policy: Policy, rng: Randomness) -> list[Decision]:
     """Decisions that can all be carried out; empty when the coordinator can only wait."""
-    if state.run is None or state.finished is not None:
+    if state.run is None:
         return []
+    if state.finished is not None:
+        return decide_lost(now_s, state, watch, policy)
     watch.at_step(state.next_step)
     return (
         decide_members(now_s, state, watch, policy)

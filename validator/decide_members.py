@@ -14,14 +14,14 @@ from validator.watch import Watch
 def decide_members(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
     watch.keep_members(set(state.members))
     return (
-        _lost(now_s, state, watch, policy)
-        or _wrong_roots(state)
+        decide_lost(now_s, state, watch, policy)
+        or _wrong_roots(now_s, state, watch, policy)
         or _hardware_class(state, watch, policy)
         or _empty_stages(now_s, state, watch, policy)
     )
 
 
-def _lost(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
+def decide_lost(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
     """Members whose connection was reset and whose probe failed, or who weren't heard for too long."""
     lost: list[Decision] = []
     for member in sorted(state.members):
@@ -33,12 +33,17 @@ def _lost(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[D
     return lost
 
 
-def _wrong_roots(state: RunState) -> list[Decision]:
-    """Members at this step whose state isn't the agreed one: they have to restore it."""
+def _wrong_roots(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
+    """Members whose state isn't what more coldkeys have: they have to restore it. Of equals the first goes on."""
     wrong: list[Decision] = []
     for member, info in sorted(state.members.items()):
-        if info.version == state.next_step and info.root != st.agreed_root(state, info.stage):
-            reason = because("root_differs", root=info.root, agreed=st.agreed_root(state, info.stage) or "")
+        agreed = st.agreed_root(state, info.stage)
+        if info.version != state.next_step or agreed is None or info.root == agreed:
+            continue
+        votes = state.roots[info.stage]
+        age_s = watch.age(("root", member), now_s)
+        if len(votes[info.root]) < len(votes[agreed]) or age_s >= policy.check_s:
+            reason = because("root_differs", root=info.root, agreed=agreed, age_s=age_s)
             wrong.append(Decision(ev.Gone(member, "checksum"), reason))
     return wrong
 

@@ -6,7 +6,7 @@ of every live replica, and every microbatch of the step done or skipped at every
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from subnet.run import events as ev
 from subnet.run import state as st
@@ -62,7 +62,7 @@ def _commitments(
 def _first_silent(
     now_s: float,
     state: RunState,
-    keys: dict[Member, tuple[object, ...]],
+    keys: Mapping[Member, tuple[object, ...]],
     watch: Watch,
     limit_s: float,
     code: str,

@@ -111,7 +111,9 @@ def describe(record: Record) -> str:
         case MicrobatchSkipped():
             return f"step {event.step}: microbatch {event.microbatch} skipped (failure {short(event.failure)})"
         case ReduceOrdered():
-            return f"step {event.step} group {event.group}: manifest version {event.version}" if event.version > 1 else ""
+            return (
+                f"step {event.step} group {event.group}: manifest version {event.version}" if event.version > 1 else ""
+            )
         case StoreRouted():
             return f"step {event.step} group {event.group}: an owner is late, slices go through the store"
         case OwnerFailed():

@@ -13,7 +13,7 @@ from subnet.protocol import messages as msg
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.state import Item, Merge, RunState
-from subnet.words import Commitment, Member
+from subnet.words import CALIBRATION_STEP, Commitment, Member
 from validator.policy import Policy
 from validator.watch import Watch
 
@@ -31,12 +31,17 @@ Admitted = list[ev.AnyEvent] | Ignored
 
 
 def blobs_to_confirm(claim: msg.AnyClaim) -> tuple[str, ...]:
-    """Store addresses that must be seen in the store before the claim is admitted (``Watch.blob_confirmed``)."""
+    """Store addresses that must be seen in the store before the claim is admitted (``Watch.blob_confirmed``).
+
+    Maxima have no linear fingerprint: at calibration every replica checks by merging the stored slices again.
+    """
     match claim:
         case msg.MergedClaim():
             return (claim.blob,)
         case msg.SnapshotClaim():
             return (claim.manifest,)
+        case msg.CommitClaim() if claim.step == CALIBRATION_STEP:
+            return tuple(value for _, value in claim.commitment.hashes)
         case _:
             return ()
 
@@ -45,9 +50,11 @@ def admit(state: RunState, member: Member, claim: msg.AnyClaim, watch: Watch) ->
     """The events that the claim makes now; apply them before the next claim is admitted."""
     if member not in state.members:
         return Ignored("this incarnation isn't a member")
+    if isinstance(claim, msg.LeavingClaim):
+        return [ev.Gone(member, "left")]
+    if state.finished is not None:
+        return Ignored("the run is finished")
     match claim:
-        case msg.LeavingClaim():
-            return [ev.Gone(member, "left")]
         case msg.UpdatedClaim():
             return _updated(state, member, claim)
         case msg.ForwardReceipt():
@@ -61,7 +68,7 @@ def admit(state: RunState, member: Member, claim: msg.AnyClaim, watch: Watch) ->
         case msg.MissingClaim():
             return _missing(state, member, claim, watch)
         case msg.CommitClaim():
-            return _commit(state, member, claim)
+            return _commit(state, member, claim, watch)
         case msg.MergedClaim():
             return _merged(state, member, claim, watch)
         case msg.FingerprintClaim():
@@ -273,7 +280,7 @@ def is_current(version: int, merge: Merge) -> bool:
     return version == merge.version
 
 
-def _commit(state: RunState, member: Member, claim: msg.CommitClaim) -> Admitted:
+def _commit(state: RunState, member: Member, claim: msg.CommitClaim, watch: Watch) -> Admitted:
     merge = _merge(state, claim.step, claim.group, st.FROZEN)
     if isinstance(merge, Ignored):
         return merge
@@ -289,6 +296,8 @@ def _commit(state: RunState, member: Member, claim: msg.CommitClaim) -> Admitted
         return Ignored("not one hash for each partition of the stage")
     if not commits_done_set(state, member, claim, merge):
         return Ignored("not this freeze, or not the leases the fold shows as done")
+    if any(blob not in watch.blobs for blob in blobs_to_confirm(claim)):
+        return Ignored("the store doesn't have the slices yet")
     return [ev.Committed(claim.step, claim.group, claim.number, commitment)]
 
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from subnet.run.events import QUORUM_EVENTS, AnyEvent, Record, TermStarted
+from subnet.run.events import QUORUM_EVENTS, AnyEvent, TermStarted
 from subnet.words import Cursor
 
 
@@ -80,7 +80,7 @@ class JournalCore:
         """The segment to put next: all unacknowledged records, as soon as one of them is a quorum event."""
         return SegmentDue(self.num_segments, self.acknowledged, self.length) if self.quorum else None
 
-    def answered(self, index: int, *, stored: bool, segment: Sequence[Record], own: Sequence[Record]) -> Segment:
+    def answered(self, index: int, *, stored: bool, segment: Sequence[object], own: Sequence[object]) -> Segment:
         """The log store has ``segment`` as number ``index``; ``stored``: because this leader just put it.
 
         ``own``: this journal's records from ``acknowledged`` on, at least as many as the segment has.
@@ -108,7 +108,7 @@ class JournalCore:
         return min(cursor.number, next(later, cursor.number))
 
 
-def is_own_prefix(segment: Sequence[Record], own: Sequence[Record]) -> bool:
+def is_own_prefix(segment: Sequence[object], own: Sequence[object]) -> bool:
     """Whether the segment that was read back is how this journal goes on."""
     return list(segment) == list(own[: len(segment)])
 

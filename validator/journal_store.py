@@ -26,7 +26,9 @@ from subnet.run.events import AnyEvent, Record
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (number INTEGER PRIMARY KEY, head TEXT NOT NULL, data BLOB NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS segments (number INTEGER PRIMARY KEY, first INTEGER NOT NULL, next INTEGER NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS receipts (id INTEGER PRIMARY KEY, step INTEGER NOT NULL, hotkey TEXT NOT NULL, data BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS receipts (
+    id INTEGER PRIMARY KEY, step INTEGER NOT NULL, hotkey TEXT NOT NULL, data BLOB NOT NULL
+) STRICT;
 CREATE INDEX IF NOT EXISTS receipts_by_step ON receipts (step);
 """
 
@@ -68,7 +70,9 @@ class JournalStore:
                 hint="start a new leader from the log store, or restore the file from a copy",
             ) from error
         except OSError as error:
-            raise ConfigError(f"cannot open the journal {path}: {error.strerror or error}", hint="check path and rights") from error
+            raise ConfigError(
+                f"cannot open the journal {path}: {error.strerror or error}", hint="check path and rights"
+            ) from error
         self._thread = threading.Thread(target=self._write_forever, name="journal-writer", daemon=True)
         self._thread.start()
 
@@ -109,7 +113,8 @@ class JournalStore:
                 yield _decoder.decode(data)
             except msgspec.MsgspecError as error:
                 raise Corrupt(
-                    f"journal {self.path}: record {number} does not decode: {error}", hint="was it written by a newer version?"
+                    f"journal {self.path}: record {number} does not decode: {error}",
+                    hint="was it written by a newer version?",
                 ) from error
 
     def __len__(self) -> int:
@@ -188,7 +193,10 @@ class JournalStore:
             for work in batch:
                 if work.done is not None:
                     work.done.set_exception(
-                        Corrupt(f"journal {self.path} cannot be written: {error}", hint="is the disk full? free space and restart")
+                        Corrupt(
+                            f"journal {self.path} cannot be written: {error}",
+                            hint="is the disk full? free space and restart",
+                        )
                     )
             return
         for work in batch:

@@ -49,7 +49,12 @@ class ValidatorNode:
     """Implements :class:`validator.http_api.Backend`."""
 
     def __init__(
-        self, settings: ValidatorSettings, signer: Signer, chain: Chain, store: EmbeddedStore, clock: Clock = SYSTEM_CLOCK
+        self,
+        settings: ValidatorSettings,
+        signer: Signer,
+        chain: Chain,
+        store: EmbeddedStore,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.settings, self.signer, self.chain, self.store, self.clock = settings, signer, chain, store, clock
         self.registry = RunRegistry(settings.directory.expanduser())
@@ -198,7 +203,9 @@ class ValidatorNode:
             if not session.has_member(hotkey):
                 raise AuthFailed(f"{hotkey} is no member of run {request.run}", hint="join first")
         if request.retention not in RETENTION_CLASSES:
-            raise InputError(f"retention {request.retention!r} is unknown", hint=f"one of {', '.join(RETENTION_CLASSES)}")
+            raise InputError(
+                f"retention {request.retention!r} is unknown", hint=f"one of {', '.join(RETENTION_CLASSES)}"
+            )
         horizon = max(0, self.session.coordinator.state.next_step + 1) if self.session else 0
         hold = Hold(request.retention, request.run or "upload", horizon)
         return tuple(self.store.presign_put(BlobHash(blob), size, hold) for blob, size in request.blobs)
@@ -206,12 +213,12 @@ class ValidatorNode:
     async def _get_grants(self, request: GrantRequest) -> tuple[Grant, ...]:
         """A size of 0 means that the asker doesn't know it: the store says."""
         unknown = [BlobHash(blob) for blob, size in request.blobs if size <= 0]
-        sizes: Mapping[str, int] = {}
+        sizes: Mapping[BlobHash, int] = {}
         if unknown:
             sizes = await self.store.sizes(unknown, deadline=Deadline.after(TIMEOUTS.http_request_s))
         grants: list[Grant] = []
         for blob, size in request.blobs:
-            known = size if size > 0 else sizes.get(blob)
+            known = size if size > 0 else sizes.get(BlobHash(blob))
             if known is None:
                 raise NotFound(f"blob {blob[:16]} is not in the store")
             grants.append(self.store.presign_get(BlobHash(blob), known))
@@ -288,6 +295,3 @@ def run_validator(settings: ValidatorSettings) -> int:
     signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
     asyncio.run(_serve(settings, signer))
     return 0
-
-
-

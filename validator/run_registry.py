@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 
 from subnet.errors import ConfigError, Corrupt, Exists, InputError, NotFound
+from subnet.model.plan import ModelPlan, ModelUnits
 from subnet.numerics.layout import RunLayout
 from subnet.protocol import wire
 from subnet.protocol.api import RunSubmission
 from subnet.protocol.messages import LIMIT_SUBMISSION_BYTES
 from subnet.run.config import RunConfig
 from subnet.run.events import RunPlanned
-from subnet.model.plan import ModelPlan, ModelUnits
 from subnet.store.disk import atomic_write
 from subnet.words import PROTOCOL_VERSION, GroupShape
 from validator.stage_plan import plan_cuts
@@ -61,7 +61,9 @@ class RunRegistry:
             self._directory.mkdir(parents=True, exist_ok=True)
             found = [_load(path) for path in sorted(self._directory.glob("*/run.msgpack"))]
         except OSError as error:
-            raise ConfigError(f"cannot use the directory {directory}: {error.strerror or error}", hint="check --dir") from error
+            raise ConfigError(
+                f"cannot use the directory {directory}: {error.strerror or error}", hint="check --dir"
+            ) from error
         for entry in sorted(found, key=lambda entry: entry.stored.place):
             entry.finished = (entry.directory / "finished").exists()
             self.entries[entry.name] = entry
@@ -92,9 +94,7 @@ class RunRegistry:
             raise Exists(f"a run called {name!r} is already here", hint="choose another run.name")
         if sum(not entry.finished for entry in self.entries.values()) >= MAX_QUEUED:
             raise InputError(f"{MAX_QUEUED} runs are queued already", hint="wait for one to finish")
-        stored = StoredRun(
-            f"{name}-{secrets.token_hex(4)}", name, len(self.entries), submitter, submission
-        )
+        stored = StoredRun(f"{name}-{secrets.token_hex(4)}", name, len(self.entries), submitter, submission)
         directory = self._directory / name
         atomic_write(directory / "run.msgpack", wire.encode(stored))
         entry = RunEntry(stored, config, plan, directory)
@@ -111,7 +111,9 @@ def _load(path: Path) -> RunEntry:
     try:
         stored = wire.decode(data, StoredRun, limit_bytes=2 * LIMIT_SUBMISSION_BYTES, what=str(path))
     except InputError as error:
-        raise Corrupt(f"{path} cannot be read: {error.reason}", hint="move the directory away and submit again") from error
+        raise Corrupt(
+            f"{path} cannot be read: {error.reason}", hint="move the directory away and submit again"
+        ) from error
     config, plan = plan_submission(stored.submission)
     return RunEntry(stored, config, plan, path.parent)
 
@@ -132,7 +134,9 @@ def plan_submission(submission: RunSubmission) -> tuple[RunConfig, ModelPlan]:
             raise InputError(f"{blob[:80]!r} isn't the hash of a blob")
     cuts = submission.cuts or plan_cuts(submission.unit_costs, config.pipeline.stages)
     if len(cuts) != config.pipeline.stages:
-        raise ConfigError(f"{len(cuts)} cuts don't make pipeline.stages = {config.pipeline.stages}", hint="one cut a stage")
+        raise ConfigError(
+            f"{len(cuts)} cuts don't make pipeline.stages = {config.pipeline.stages}", hint="one cut a stage"
+        )
     return config, ModelPlan(config, submission.model_config, units, tuple(cuts))
 
 

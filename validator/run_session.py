@@ -133,7 +133,7 @@ class RunSession:
         )
 
     def status(self, num_steps: int, *, weights: str, place: int) -> RunStatus:
-        history, coordinator = self.coordinator.history, self.coordinator
+        history = self.coordinator.history
         steps = tuple(history.steps)[-num_steps:] if num_steps else ()
         return RunStatus(
             summary=self.summary(place),
@@ -203,5 +203,3 @@ class RunSession:
             tied=submission.tied,
             cuts=self.entry.plan.cuts,
         )
-
-

@@ -15,8 +15,9 @@ from subnet.model.plan import ModelPlan
 from subnet.model.snapshots import SnapshotManifest, decode_manifest, join_manifests
 from subnet.numerics.roots import run_root
 from subnet.protocol.messages import AnyClaim, MergedClaim
+from subnet.protocol.wire import is_blob_hash
 from subnet.run.events import AnyEvent, RunFinished
-from subnet.run.state import RunState, merge_of
+from subnet.run.state import RunState
 from subnet.store.embedded import EmbeddedStore
 from subnet.timing import TIMEOUTS, Deadline
 from subnet.words import BlobHash
@@ -54,8 +55,10 @@ class RunTasks:
         return [blob for blob in blobs if blob in sizes and expected in (None, sizes[blob])]
 
     async def _sizes(self, blobs: Sequence[str]) -> dict[str, int]:
+        """Of those that are there; what is no hash at all, as a liar may commit to, is nowhere."""
         deadline = Deadline.after(TIMEOUTS.store_request_s)
-        return await self._store.sizes([BlobHash(blob) for blob in blobs], deadline=deadline)
+        found = await self._store.sizes([BlobHash(blob) for blob in blobs if is_blob_hash(blob)], deadline=deadline)
+        return {**found}
 
     async def perform(self, action: Action, state: RunState) -> None:
         """Carry the action out; on failure it completes without events, and will be asked for again."""
@@ -65,9 +68,7 @@ class RunTasks:
                 case ProbeSlices():
                     completion = Completion(action, confirmed=tuple(await self._sizes(action.hashes)))
                 case TraceVerdict():
-                    merge = merge_of(state, action.step, action.group)
-                    if merge is not None:
-                        completion = Completion(action, await self._trace.verdict(action, merge))
+                    completion = Completion(action, await self._trace.verdict(action, state))
                 case FinishRun():
                     root = await self._run_root(action)
                     finished = RunFinished(action.step, root, action.evaluation)
@@ -86,4 +87,4 @@ class RunTasks:
         size = (await self._sizes([blob])).get(blob)
         if size is None:
             raise NotFound(f"snapshot manifest {blob[:16]} is not in the store")
-        return decode_manifest(await self._store.get_blob(BlobHash(blob), size, deadline=deadline))
+        return decode_manifest(memoryview(await self._store.get_blob(BlobHash(blob), size, deadline=deadline)))

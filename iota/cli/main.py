@@ -1,4 +1,4 @@
-"""The ``iota`` command: quick to start (heavy imports happen inside the commands), one line and a status for each error."""
+"""The ``iota`` command: quick to start (heavy imports are inside the commands), one line for each error."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _typed(arguments: list[str]) -> int:
         if not isinstance(error, _USAGE_ERROR):
             raise
         context = getattr(error, "ctx", None)
-        if getattr(error, "message", "x") == "":  # no arguments at all: the help has been printed
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
             return 2
         where = context.command_path if context is not None else "iota"
         print(f"error: {one_line(error.format_message())} (see {where} --help)", file=sys.stderr)  # pyright: ignore[reportAttributeAccessIssue]

@@ -14,11 +14,7 @@ WalletName = Annotated[str, typer.Option("--wallet.name", help="Name of the cold
 WalletHotkey = Annotated[str, typer.Option("--wallet.hotkey", help="Name of the hotkey.")]
 WalletPath = Annotated[Path, typer.Option("--wallet.path", help="Where wallets lie.")]
 Network = Annotated[str, typer.Option("--subtensor.network", help="Chain: local, or a URL of a local chain.")]
-Endpoint = Annotated[
-    str | None, typer.Option("--subtensor.chain_endpoint", help="Endpoint; overrides the network.")
-]
+Endpoint = Annotated[str | None, typer.Option("--subtensor.chain_endpoint", help="Endpoint; overrides the network.")]
 Netuid = Annotated[int, typer.Option("--netuid", help="Subnet number.")]
 ValidatorUrl = Annotated[str, typer.Option("--validator.url", help="Base URL of the validator.")]
-ValidatorHotkey = Annotated[
-    str | None, typer.Option("--validator.hotkey", help="Hotkey that must answer there.")
-]
+ValidatorHotkey = Annotated[str | None, typer.Option("--validator.hotkey", help="Hotkey that must answer there.")]

@@ -79,8 +79,8 @@ def run_submit(
     device: Annotated[str, typer.Option(help="Where the class is measured: auto, cpu, cuda.")] = "auto",
 ) -> int:
     """Prepare the data, draw the initial weights, upload both and start (or queue) the run."""
-    from iota.submit import SubmitSettings
     from iota.submit import run_submit as submit
+    from iota.submit_settings import SubmitSettings
 
     settings = SubmitSettings(
         run_file=run_file,

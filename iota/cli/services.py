@@ -41,9 +41,7 @@ def chain_serve(
     from subnet.logs import setup
 
     setup(sys.stderr, "INFO")
-    return serve_chain_here(
-        ChainSettings(directory=directory.expanduser(), host=host, port=port, genesis_file=genesis)
-    )
+    return serve_chain_here(ChainSettings(directory=directory.expanduser(), host=host, port=port, genesis_file=genesis))
 
 
 def chain_register(

@@ -1,4 +1,4 @@
-"""Memory of a miner by stage, from shapes alone: every term is named, measured saved tensors are the formulas. No torch.
+"""Memory of a miner by stage, from shapes alone: each term is named, its formula checked against autograd. No torch.
 
 The peak is what is always there plus the larger of the two phases of a step, computing and merging. Formulas of saved
 tensors are those of the library's Llama layer, checked against autograd in ``tests/test_plan.py``.

@@ -8,6 +8,7 @@ what aiohttp raises, :func:`refusal_error` what a server answered, :func:`retryi
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
@@ -145,9 +146,14 @@ async def listen(app: web.Application, host: str, port: int, *, shutdown_s: floa
     return Listener(host=host, port=addresses[0][1], runner=runner)
 
 
+def os_reason(error: OSError) -> str:
+    """``Connection refused`` rather than asyncio's longer words."""
+    return os.strerror(error.errno) if error.errno is not None else str(error)
+
+
 def port_error(host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError(
-        f"can't listen on {host}:{port}: {error.strerror or error}", hint="stop what holds the port, or choose another"
+        f"can't listen on {host}:{port}: {os_reason(error)}", hint="stop what holds the port, or choose another"
     )
 
 
@@ -170,7 +176,7 @@ def translated(what: str) -> Generator[None]:
 
 def client_error(what: str, error: Exception) -> IotaError | None:
     """Our error for one of aiohttp's (or of the sockets below it); None for anything else."""
-    text = str(error) or type(error).__name__
+    text = " ".join(str(error).split()) or type(error).__name__
     match error:
         case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
             return ConfigError(f"{what}: not an http URL", hint="such as http://127.0.0.1:8091")
@@ -179,7 +185,9 @@ def client_error(what: str, error: Exception) -> IotaError | None:
         case aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError():
             return Unreachable(f"{what}: {text}")
         case aiohttp.ClientResponseError():
-            return not_ours(what, f"an answer that isn't HTTP as we speak it ({error.message or text})")
+            return not_ours(
+                what, f"an answer that isn't HTTP as we speak it ({' '.join(error.message.split()) or text})"
+            )
         case aiohttp.ClientError() | OSError():
             return Unreachable(f"{what}: {text}")
         case _:

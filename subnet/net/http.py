@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar, overload
@@ -88,7 +88,7 @@ class FrameWriter:
     """Answers with a long-lived stream of length-prefixed frames; an empty frame keeps it alive.
 
     ``async with FrameWriter(call) as out: await out.send(data)``; the handler then returns ``out.response``.
-    A client that is gone raises :class:`Unreachable` from ``send``.
+    A client that is gone raises :class:`Unreachable` from ``send`` and :meth:`race`.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class FrameWriter:
         self._send_s = send_s
         self._lock = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
+        self._gone = asyncio.Event()
         self.response = web.StreamResponse()
 
     async def __aenter__(self) -> FrameWriter:
@@ -116,7 +117,21 @@ class FrameWriter:
             async with self._lock, asyncio.timeout(self._send_s):
                 await self.response.write(wire.FRAME_LENGTH.pack(len(frame)) + frame)
         except (ConnectionError, TimeoutError) as error:
+            self._gone.set()
             raise Unreachable(f"{self._call.hotkey or 'a reader'} no longer reads its stream") from error
+
+    async def race(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """What ``waiting`` returns, for a handler with nothing to say; :class:`Unreachable` if the client goes first."""
+        task, gone = asyncio.create_task(waiting), asyncio.create_task(self._gone.wait())
+        try:
+            await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Unreachable(f"{self._call.hotkey or 'a reader'} no longer reads its stream")
+            return task.result()
+        finally:
+            task.cancel()
+            gone.cancel()
+            await asyncio.wait([task, gone])
 
     async def _keep_alive(self) -> None:
         while True:
@@ -124,7 +139,7 @@ class FrameWriter:
             try:
                 await self.send(b"")
             except Unreachable:
-                return  # the next send of the handler says so
+                return  # the handler learns it from race() or its next send
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

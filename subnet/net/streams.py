@@ -8,6 +8,7 @@ anew, with growing waits, for as long as a frame is wanted. Which connection a f
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
@@ -16,7 +17,7 @@ from loguru import logger
 
 from subnet.errors import Busy, DeadlinePassed, InputError, IotaError, Refused, TooLarge, Unreachable
 from subnet.net.base import OnFrame, OnReset, PeerAddress, Priority, TransportLimits
-from subnet.net.border import port_error
+from subnet.net.border import os_reason, port_error
 from subnet.net.frames import FrameConnection
 from subnet.net.handshake import (
     HANDSHAKE_BYTES,
@@ -27,7 +28,8 @@ from subnet.net.handshake import (
     open_handshake,
     say_ready,
 )
-from subnet.net.outgoing import OutgoingFrame, OutgoingQueue
+from subnet.net.outgoing import OutgoingFrame
+from subnet.net.peer import Peer
 from subnet.protocol import wire
 from subnet.protocol.signing import Signer, UnknownHotkey
 from subnet.protocol.wire import Buffer, byte_views
@@ -40,23 +42,6 @@ class Crossing(Busy):
     """Both opened at once; the other one's connection stands."""
 
     code = "crossing"
-
-
-class _Peer:
-    """What we know of one hotkey: its address, its connection if there is one, what waits for it."""
-
-    def __init__(self, hotkey: str, limits: TransportLimits) -> None:
-        self.hotkey = hotkey
-        self.address: PeerAddress | None = None
-        self.queue = OutgoingQueue(limits.outbound_bytes, limits.outbound_frames)
-        self.connection: FrameConnection | None = None
-        self.established: Established | None = None
-        self.last_id = ""
-        self.dialing = False
-        self.pump: asyncio.Task[None] | None = None
-        self.arrived = asyncio.Event()
-        self.wanted = 0
-        self.trouble = ""
 
 
 class StreamTransport(Generic[H]):
@@ -88,7 +73,7 @@ class StreamTransport(Generic[H]):
         self._limits = limits or TransportLimits()
         self._connect_s = connect_s
         self._stall_s = stall_s
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._handshakes = 0
@@ -105,9 +90,8 @@ class StreamTransport(Generic[H]):
         loop = asyncio.get_running_loop()
         self._failed = loop.create_future()
         try:
-            self._server = await loop.create_server(
-                lambda: self._new_connection(self._accepted), self._host, self._port
-            )
+            factory = functools.partial(self._new_connection, self._accepted)
+            self._server = await loop.create_server(factory, self._host, self._port)
         except OSError as error:
             raise port_error(self._host, self._port, error) from error
         self._port = self._server.sockets[0].getsockname()[1]
@@ -119,6 +103,7 @@ class StreamTransport(Generic[H]):
         gone = Unreachable("the transport is closing")
         for peer in self._peers.values():
             peer.queue.fail_all(gone)
+            peer.arrived.set()
         connections = [peer.connection for peer in self._peers.values() if peer.connection is not None]
         await asyncio.gather(*(connection.close() for connection in connections))
         while self._tasks:
@@ -138,10 +123,13 @@ class StreamTransport(Generic[H]):
         state.wanted += 1
         try:
             async with deadline.limit(f"connecting to {_shown(peer)}"):
-                while state.connection is None:
+                state.refused = None
+                while state.live is None:
                     state.arrived.clear()
                     self._ensure_pump(state)
                     await state.arrived.wait()
+                    if state.refused is not None:
+                        raise state.refused
         except DeadlinePassed as error:
             raise _explained(error, state) from error
         finally:
@@ -156,8 +144,6 @@ class StreamTransport(Generic[H]):
         priority: Priority = Priority.REST,
         deadline: Deadline,
     ) -> None:
-        if self._closing:
-            raise Unreachable("the transport is closing")
         encoded, views = wire.encode(header), byte_views(body)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         frame = OutgoingFrame(priority, encoded, views, done)
@@ -173,61 +159,71 @@ class StreamTransport(Generic[H]):
             raise _explained(error, state) from error
         finally:
             state.queue.abandon(frame)
+            if done.done() and not done.cancelled():
+                done.exception()  # ours was raised above; this one is for a sender that had already given up
 
     def connected(self) -> dict[str, str]:
         """Hotkeys with an established connection, and the incarnations that they proved."""
         return {
             hotkey: peer.established.incarnation
             for hotkey, peer in self._peers.items()
-            if peer.connection is not None and peer.established is not None
+            if peer.live is not None and peer.established is not None
         }
 
     # --- sending
 
-    def _peer_at(self, address: PeerAddress) -> _Peer:
+    def _peer_at(self, address: PeerAddress) -> Peer:
         if address.hotkey == self._signer.hotkey:
             raise InputError("a miner doesn't send to itself")
         peer = self._peer(address.hotkey)
         peer.address = address
         return peer
 
-    def _peer(self, hotkey: str) -> _Peer:
+    def _peer(self, hotkey: str) -> Peer:
         if hotkey not in self._peers:
-            self._peers[hotkey] = _Peer(hotkey, self._limits)
+            self._peers[hotkey] = Peer(hotkey, self._limits)
         return self._peers[hotkey]
 
-    def _ensure_pump(self, peer: _Peer) -> None:
-        if (peer.pump is None or peer.pump.done()) and not self._closing:
+    def _ensure_pump(self, peer: Peer) -> None:
+        if self._closing:
+            raise Unreachable("the transport is closing")
+        if peer.pump is None or peer.pump.done():
             peer.pump = self._spawn(self._pump(peer), f"pump {peer.hotkey[:8]}")
 
-    async def _pump(self, peer: _Peer) -> None:
+    async def _pump(self, peer: Peer) -> None:
         """Write what is queued, opening the connection as often as that takes; ends when nothing is wanted."""
         backoff = Backoff(0.05, 1.0)
         while True:
             frame = peer.queue.pop()
-            if frame is None and (not peer.wanted or peer.connection is not None):
+            if frame is None and (not peer.wanted or peer.live is not None):
                 return
             try:
-                connection = peer.connection or await self._dial(peer)
+                connection = peer.live or await self._dial(peer)
                 if frame is not None:
                     await connection.write_frame(frame.header, frame.views, stall_s=self._stall_s)
                     peer.queue.finish(frame)
                 backoff.reset()
+            except asyncio.CancelledError:
+                if frame is not None:
+                    peer.queue.finish(frame, Unreachable("the transport is closing"))
+                raise
             except IotaError as error:
                 peer.trouble = error.reason
-                if not error.retryable:
+                if error.retryable:
                     if frame is not None:
-                        peer.queue.finish(frame, error)
-                    peer.queue.fail_all(error)
-                    if not peer.wanted:
-                        return
-                elif frame is not None:
-                    peer.queue.unpop(frame)
-                await self._pause(peer, backoff.next_s())
+                        peer.queue.unpop(frame)
+                    await self._pause(peer, backoff.next_s())
+                    continue
+                if frame is not None:
+                    peer.queue.finish(frame, error)
+                peer.queue.fail_all(error)
+                peer.refused = error
+                peer.arrived.set()
+                return
 
-    async def _pause(self, peer: _Peer, seconds: float) -> None:
+    async def _pause(self, peer: Peer, seconds: float) -> None:
         """Wait before the next try, or until the peer has opened a connection itself."""
-        if peer.connection is not None:
+        if peer.live is not None:
             return
         peer.arrived.clear()
         waiter = asyncio.ensure_future(peer.arrived.wait())
@@ -236,7 +232,7 @@ class StreamTransport(Generic[H]):
         finally:
             waiter.cancel()
 
-    async def _dial(self, peer: _Peer) -> FrameConnection:
+    async def _dial(self, peer: Peer) -> FrameConnection:
         address = peer.address
         if address is None:
             raise Unreachable(f"{peer.hotkey[:8]} isn't connected, and its address isn't known")
@@ -249,14 +245,14 @@ class StreamTransport(Generic[H]):
                 try:
                     await loop.create_connection(lambda: connection, address.host, address.port)
                 except OSError as error:
-                    raise Unreachable(f"{what}: {error.strerror or error}") from error
+                    raise Unreachable(f"{what}: {os_reason(error)}") from error
                 established = await open_handshake(
                     connection, self._signer, peer.hotkey, self._incarnation, peer.last_id
                 )
         except BaseException as error:
             connection.abort()
-            if isinstance(error, Refused) and error.code == Crossing.code and peer.connection is not None:
-                return peer.connection
+            if isinstance(error, Refused) and error.code == Crossing.code and peer.live is not None:
+                return peer.live
             raise
         finally:
             peer.dialing = False
@@ -314,20 +310,20 @@ class StreamTransport(Generic[H]):
             # a joiner may be ahead of what we have folded: worth another try
             raise UnknownHotkey(f"{opened.hotkey[:64]} is no member that we know of", retry_after_s=0.2)
         peer = self._peers.get(opened.hotkey)
-        num_connected = sum(1 for other in self._peers.values() if other.connection is not None)
-        if (peer is None or peer.connection is None) and num_connected >= self._limits.peers:
+        num_connected = sum(1 for other in self._peers.values() if other.live is not None)
+        if (peer is None or peer.live is None) and num_connected >= self._limits.peers:
             raise Busy(f"already {num_connected} peers")
         if peer is None:
             return
         crossing = Crossing("we opened a connection at the same moment", retry_after_s=0.05)
         if peer.dialing and self._signer.hotkey < opened.hotkey:
             raise crossing
-        current = peer.established if peer.connection is not None else None
-        if current is not None and current.opened_by_us and current.incarnation == opened.incarnation:
-            if opened.last != current.connection_id:
-                raise crossing
+        current = peer.established if peer.live is not None else None
+        same = current is not None and current.opened_by_us and current.incarnation == opened.incarnation
+        if same and peer.last_id != opened.last:
+            raise crossing
 
-    def _adopt(self, peer: _Peer, connection: FrameConnection, established: Established) -> None:
+    def _adopt(self, peer: Peer, connection: FrameConnection, established: Established) -> None:
         old = peer.connection
         peer.connection, peer.established = connection, established
         peer.last_id = established.connection_id
@@ -339,7 +335,7 @@ class StreamTransport(Generic[H]):
             old.abort()
             self._report(peer, "the peer opened a new connection")
 
-    async def _serve(self, peer: _Peer, connection: FrameConnection) -> None:
+    async def _serve(self, peer: Peer, connection: FrameConnection) -> None:
         """Hand each frame to the handler, in order, until the connection ends."""
         what = f"frame of {peer.hotkey[:8]}"
         reason = "closed"
@@ -360,7 +356,7 @@ class StreamTransport(Generic[H]):
                 peer.connection = None
                 self._report(peer, reason)
 
-    def _report(self, peer: _Peer, reason: str) -> None:
+    def _report(self, peer: Peer, reason: str) -> None:
         if self._on_reset is not None and not self._closing:
             self._on_reset(peer.hotkey, reason)
 
@@ -379,7 +375,7 @@ class StreamTransport(Generic[H]):
             self._failed.set_exception(error)
 
 
-def _explained(error: DeadlinePassed, peer: _Peer) -> DeadlinePassed:
+def _explained(error: DeadlinePassed, peer: Peer) -> DeadlinePassed:
     return DeadlinePassed(f"{error.reason}: {peer.trouble}") if peer.trouble else error
 
 

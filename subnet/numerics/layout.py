@@ -8,7 +8,6 @@ is a run of whole blocks of one section: the unit that one owner merges. Blocks 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -16,44 +15,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from blake3 import blake3
 
-from subnet.words import Member
+from subnet.words import BLOCK, Member, TensorSpec
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
-
-BLOCK = 1024
-"""Elements of a block at most. Part of the arithmetic: changing it changes every scale of every run."""
-
-
-class TensorSpec(msgspec.Struct, frozen=True):
-    """A parameter: ``row_blocked`` for embeddings and heads; 3-D tensors are blocked by expert, others are flat."""
-
-    name: str
-    shape: tuple[int, ...]
-    row_blocked: bool
-
-    @property
-    def num_elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def num_rows(self) -> int:
-        """Pieces that no block crosses: rows, experts, or the whole tensor."""
-        return self.shape[0] if self.row_blocked or len(self.shape) == 3 else 1
-
-    @property
-    def row_length(self) -> int:
-        return self.num_elements // self.num_rows if self.num_rows else 0
-
-    @property
-    def blocks_per_row(self) -> int:
-        return -(-self.row_length // BLOCK)
-
-    @property
-    def num_blocks(self) -> int:
-        return self.num_rows * self.blocks_per_row
-
 
 class TensorSpan(msgspec.Struct, frozen=True):
     """Where a tensor lies in its section."""

@@ -76,7 +76,7 @@ def apply(state: RunState, event: ev.AnyEvent) -> RunState:
     """Applies one event, in place."""
     if not isinstance(event, ev.RunPlanned):
         require(state.run is not None, f"{type(event).__name__} before RunPlanned")
-    if not isinstance(event, ev.TermStarted):
+    if not isinstance(event, ev.TermStarted | ev.Gone):
         require(state.finished is None, f"{type(event).__name__} after RunFinished")
     _dispatch(state, event)
     state.number += 1

@@ -22,7 +22,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     pass
 
 
-class RunSection(_Section):
+class RunSection(_Section, frozen=True):
     name: str
     """Letters, digits, ``-`` and ``_``; names the run on the validator."""
     seed: int = 0
@@ -36,7 +36,7 @@ class RunSection(_Section):
         _check(1 <= self.steps <= 10_000_000, "run.steps", self.steps, "1 to 10,000,000")
 
 
-class ModelSection(_Section):
+class ModelSection(_Section, frozen=True):
     config: dict[str, Any] | None = None
     """A ``transformers`` config as a table (``model_type`` included), or None when ``pretrained`` is given."""
     pretrained: str | None = None
@@ -49,7 +49,7 @@ class ModelSection(_Section):
         _check(self.attention in ("sdpa", "eager"), "model.attention", self.attention, "sdpa, eager")
 
 
-class DataSection(_Section):
+class DataSection(_Section, frozen=True):
     sources: tuple[str, ...] = ()
     """Text files, JSONL files (field ``text``) or a directory made by ``iota data prepare``."""
     tokenizer: str = ""
@@ -63,7 +63,7 @@ class DataSection(_Section):
         _check(ok, "data.holdout_fraction", self.holdout_fraction, "0 to 0.5")
 
 
-class ObjectiveSection(_Section):
+class ObjectiveSection(_Section, frozen=True):
     kind: str = "causal_lm"
     ce_chunk_tokens: int = 1024
     """Tokens per piece of the chunked cross-entropy; part of the run's arithmetic."""
@@ -73,7 +73,7 @@ class ObjectiveSection(_Section):
         _check(1 <= self.ce_chunk_tokens <= 2**20, "objective.ce_chunk_tokens", self.ce_chunk_tokens, "1 to 2^20")
 
 
-class OptimizerSection(_Section):
+class OptimizerSection(_Section, frozen=True):
     kind: str = "adamw"
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
@@ -91,7 +91,7 @@ class OptimizerSection(_Section):
         _check(0 <= self.clip_norm <= 1e6, "optimizer.clip_norm", self.clip_norm, "0 (off) to 1e6")
 
 
-class ScheduleSection(_Section):
+class ScheduleSection(_Section, frozen=True):
     kind: str = "cosine"
     warmup_steps: int = 0
     final_fraction: float = 0.1
@@ -102,7 +102,7 @@ class ScheduleSection(_Section):
         _check(0 <= self.final_fraction <= 1, "schedule.final_fraction", self.final_fraction, "0 to 1")
 
 
-class PipelineSection(_Section):
+class PipelineSection(_Section, frozen=True):
     stages: int = 1
     microbatches: int = 8
     microbatch_rows: int = 4
@@ -119,14 +119,14 @@ class PipelineSection(_Section):
         _check(self.update_delay == 0, "pipeline.update_delay", self.update_delay, "0")
 
 
-class LanesSection(_Section):
+class LanesSection(_Section, frozen=True):
     count: int = 1
 
     def __post_init__(self) -> None:
         _check(self.count == 1, "lanes.count", self.count, "1")
 
 
-class PrecisionSection(_Section):
+class PrecisionSection(_Section, frozen=True):
     compute: str = "fp32"
     num_threads: int = 1
     """Compute threads of every miner; changes bits, so it is part of the run."""
@@ -136,7 +136,7 @@ class PrecisionSection(_Section):
         _check(1 <= self.num_threads <= 256, "precision.num_threads", self.num_threads, "1 to 256")
 
 
-class MergeSection(_Section):
+class MergeSection(_Section, frozen=True):
     qmax: int = 1023
     owners: int = 1
     packing: str = "bytes"
@@ -148,14 +148,14 @@ class MergeSection(_Section):
         _check(self.packing in ("bytes", "bits"), "merge.packing", self.packing, "bytes, bits")
 
 
-class SnapshotSection(_Section):
+class SnapshotSection(_Section, frozen=True):
     every_steps: int = 50
 
     def __post_init__(self) -> None:
         _check(self.every_steps >= 1, "snapshot.every_steps", self.every_steps, "1 or more")
 
 
-class EvaluationSection(_Section):
+class EvaluationSection(_Section, frozen=True):
     every_steps: int = 0
     """0: only before the first step and after the last."""
     rows: int = 16
@@ -166,21 +166,21 @@ class EvaluationSection(_Section):
         _check(0 <= self.rows <= 2**20, "evaluation.rows", self.rows, "0 to 2^20")
 
 
-class HardwareSection(_Section):
+class HardwareSection(_Section, frozen=True):
     policy: str = "pinned"
 
     def __post_init__(self) -> None:
         _check(self.policy == "pinned", "hardware.policy", self.policy, "pinned")
 
 
-class AuditSection(_Section):
+class AuditSection(_Section, frozen=True):
     rate: float = 0.0
 
     def __post_init__(self) -> None:
         _check(self.rate == 0.0, "audit.rate", self.rate, "0 (audits come with verified work)")
 
 
-class RunConfig(_Section):
+class RunConfig(_Section, frozen=True):
     """A whole run file. Build it, or load it with :func:`subnet.run.runfile.load_run_file`."""
 
     run: RunSection

@@ -12,7 +12,7 @@ Errors are part of the contract: ``NotFound``, ``Exists``, ``Expired`` (ask for 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -31,6 +31,8 @@ _LABEL = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]{0,63}")
 MAX_NAME_BYTES = 200
 MAX_HORIZON = 10**15
 LIST_PAGE = 1000
+MAX_SIZES = 4096
+"""Blobs that one request asks the sizes of."""
 MAX_NAMED_BYTES = 64 << 20
 
 
@@ -119,6 +121,10 @@ class Store(Protocol):
 
     async def expire(self, retention: str, label: str, below: int, *, deadline: Deadline) -> Expiry:
         """End the holds with a horizon under ``below``; blobs without a hold go."""
+        ...
+
+    async def sizes(self, blobs: Iterable[BlobHash], *, deadline: Deadline) -> dict[BlobHash, int]:
+        """Bytes of those of the blobs that are here; the others are left out."""
         ...
 
     async def usage(self, *, deadline: Deadline) -> Usage: ...

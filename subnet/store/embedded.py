@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 from subnet.errors import Exists, NotFound
+from subnet.protocol import wire
 from subnet.protocol.wire import Buffer, blob_hash
-from subnet.store.base import Expiry, Grant, Hold, NamedKey, NamedPage, Usage, check_blob, check_name, check_prefix
+from subnet.store.base import (
+    MAX_SIZES,
+    Expiry,
+    Grant,
+    Hold,
+    NamedKey,
+    NamedPage,
+    Usage,
+    check_blob,
+    check_name,
+    check_prefix,
+)
 from subnet.store.presigned import BlobClient
 from subnet.store.signed_urls import StoreSigner
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock, Deadline
@@ -89,9 +101,19 @@ class EmbeddedStore:
         params: dict[str, str | int] = {"retention": retention, "label": label, "below": below}
         return await self._call("POST", "/expire", params, Expiry, deadline)
 
+    async def sizes(self, blobs: Iterable[BlobHash], *, deadline: Deadline) -> dict[BlobHash, int]:
+        asked = [check_blob(blob) for blob in dict.fromkeys(blobs)]
+        found: dict[BlobHash, int] = {}
+        for start in range(0, len(asked), MAX_SIZES):
+            body = wire.encode(asked[start : start + MAX_SIZES])
+            found |= await self._call("POST", "/sizes", {}, dict[BlobHash, int], deadline, body)
+        return found
+
     async def usage(self, *, deadline: Deadline) -> Usage:
         return await self._call("GET", "/usage", {}, Usage, deadline)
 
-    async def _call(self, method: str, path: str, params: dict[str, str | int], kind: Any, deadline: Deadline) -> Any:
+    async def _call(
+        self, method: str, path: str, params: dict[str, str | int], kind: Any, deadline: Deadline, body: bytes = b""
+    ) -> Any:
         url, _ = self._signer.mint(method, path, params, ttl_s=TIMEOUTS.url_ttl_s)
-        return await self.blobs.call(method, url, kind, deadline=deadline)
+        return await self.blobs.call(method, url, kind, deadline=deadline, body=body)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkstemp
@@ -158,6 +159,14 @@ class FolderStore:
             return path, path.stat().st_size
         except FileNotFoundError as error:
             raise NotFound(f"no blob {blob[:10]}… here") from error
+
+    def sizes(self, blobs: Iterable[BlobHash]) -> dict[BlobHash, int]:
+        """Bytes of those that are here."""
+        found: dict[BlobHash, int] = {}
+        for blob in blobs:
+            with suppress(NotFound):
+                found[blob] = self.find_blob(blob)[1]
+        return found
 
     def find_named(self, name: str) -> tuple[Path, int]:
         check_name(name)

@@ -106,22 +106,22 @@ class BlobClient:
         return data
 
     @overload
-    async def call(self, method: str, url: str, kind: type[T], *, deadline: Deadline) -> T: ...
+    async def call(self, method: str, url: str, kind: type[T], *, deadline: Deadline, body: bytes = b"") -> T: ...
     @overload
-    async def call(self, method: str, url: str, kind: Any, *, deadline: Deadline) -> Any: ...
-    async def call(self, method: str, url: str, kind: Any, *, deadline: Deadline) -> Any:
+    async def call(self, method: str, url: str, kind: Any, *, deadline: Deadline, body: bytes = b"") -> Any: ...
+    async def call(self, method: str, url: str, kind: Any, *, deadline: Deadline, body: bytes = b"") -> Any:
         """One of the owner's requests: a struct as the answer (None: its body is ignored, ``bytes``: as it is)."""
         limit_bytes = 64 << 20
 
         async def attempt(limit: Deadline) -> Any:
             what = f"{method} {_shown(url)}"
             with translated(what):
-                async with await self._send(method, url, limit) as response:
+                async with await self._send(method, url, limit, data=body or None) as response:
                     await _raise_refusal(response, what)
-                    body = await read_answer(response, limit_bytes, what)
+                    answer = await read_answer(response, limit_bytes, what)
             if kind is None or kind is bytes:
-                return body if kind is bytes else None
-            return wire.decode(body, kind, limit_bytes=limit_bytes, what=what)
+                return answer if kind is bytes else None
+            return wire.decode(answer, kind, limit_bytes=limit_bytes, what=what)
 
         return await self._retrying(attempt, deadline)
 
@@ -164,7 +164,7 @@ class BlobClient:
         url: str,
         limit: Deadline,
         headers: dict[str, str] | None = None,
-        data: AsyncGenerator[memoryview] | None = None,
+        data: AsyncGenerator[memoryview] | bytes | None = None,
     ) -> aiohttp.ClientResponse:
         limit.check(f"{method} {_shown(url)}")
         if self._session is None:

@@ -7,6 +7,7 @@
     GET    /named/{name}    200
     GET    /named           a page of names by prefix              the owner
     POST   /expire          ends holds                             the owner
+    POST   /sizes           which of these blobs are here          the owner
     GET    /usage           bytes used and left                    the owner
 
 "The owner" is whoever can sign such a URL. No bytes are read before the URL, the size and the budget are checked.
@@ -22,16 +23,18 @@ from aiohttp import web
 from loguru import logger
 
 from subnet.errors import DeadlinePassed, InputError, IotaError, TooLarge
-from subnet.net.border import Listener, answer, listen, refusing
+from subnet.net.border import Listener, answer, listen, read_body, refusing
+from subnet.protocol import wire
 from subnet.protocol.wire import Buffer
 from subnet.service import Service
-from subnet.store.base import MAX_NAMED_BYTES, Hold, check_blob
+from subnet.store.base import MAX_NAMED_BYTES, MAX_SIZES, Hold, check_blob
 from subnet.store.folder import FolderStore, Upload
 from subnet.store.signed_urls import StoreSigner, load_or_create_secret
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock
 
 CHUNK_BYTES = 1 << 20
 _SMALL_BYTES = 1 << 20
+_MAX_SIZES_BYTES = MAX_SIZES * 66 + 8
 
 
 class BadRange(IotaError):
@@ -56,6 +59,7 @@ class StoreServer:
             ("GET", "/named/{name:.+}", self._get_named),
             ("GET", "/named", self._list_named),
             ("POST", "/expire", self._expire),
+            ("POST", "/sizes", self._sizes),
             ("GET", "/usage", self._usage),
         )
         for method, path, handler in routes:
@@ -130,6 +134,14 @@ class StoreServer:
     async def _expire(self, request: web.Request, params: dict[str, str]) -> web.StreamResponse:
         below = int(params["below"])
         return answer(await asyncio.to_thread(self._store.expire, params["retention"], params["label"], below))
+
+    async def _sizes(self, request: web.Request, params: dict[str, str]) -> web.StreamResponse:
+        body = await read_body(request, _MAX_SIZES_BYTES)
+        asked = wire.decode(body, list[str], limit_bytes=_MAX_SIZES_BYTES, what="the blobs asked for")
+        if len(asked) > MAX_SIZES:
+            raise TooLarge(f"the sizes of {len(asked)} blobs, more than {MAX_SIZES}")
+        blobs = [check_blob(blob) for blob in asked]
+        return answer(await asyncio.to_thread(self._store.sizes, blobs))
 
     async def _usage(self, request: web.Request, params: dict[str, str]) -> web.StreamResponse:
         return answer(self._store.usage())

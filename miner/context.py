@@ -1,0 +1,122 @@
+"""What the parts of a run's member share: the fold, its own data, and the ways to compute and to move bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from miner.blobs import Blobs
+from miner.boundaries import BoundaryCache
+from miner.compute import ComputeThread
+from miner.directives import Directives
+from miner.local_view import LocalView
+from miner.settings import MinerSettings
+from miner.stage_executor import PartialKey, StageExecutor, StagePartial
+from miner.stage_merge import StageMerge
+from miner.stage_state import StageState
+from miner.tokens import TokenSource
+from subnet.model.plan import ModelPlan
+from subnet.net.base import PeerAddress
+from subnet.protocol.signing import Signer
+from subnet.run.events import RunPlanned
+from subnet.run.state import RunState
+from subnet.store.disk import BlobCache
+from subnet.words import Member
+
+
+class StageWork:
+    """State, executor and merge of the stage that this process holds."""
+
+    def __init__(self, plan: ModelPlan, stage: int, device: str, graph_budget_bytes: int) -> None:
+        self.plan, self.stage = plan, stage
+        self.state = StageState(plan, stage, device=device)
+        self.executor = StageExecutor(plan, stage, self.state, graph_budget_bytes=graph_budget_bytes)
+        self._merge: StageMerge | None = None
+
+    def merge(self) -> StageMerge:
+        """The merge work with the scales in force now."""
+        if self._merge is None or self._merge.step != self.state.next_step:
+            self._merge = StageMerge(self.plan, self.stage, self.state)
+        return self._merge
+
+    def drop_partials(self) -> None:
+        for key in list(self.executor.partials):
+            self.executor.drop_partial(key)
+
+
+@dataclass
+class RunContext:
+    """One per run; ``member`` is this process's live incarnation, ``stage`` what it holds."""
+
+    settings: MinerSettings
+    signer: Signer
+    planned: RunPlanned
+    plan: ModelPlan
+    directives: Directives
+    blobs: Blobs
+    tokens: TokenSource
+    cache: BoundaryCache
+    compute: ComputeThread
+    device: str
+    chunk_cache: BlobCache
+    """Snapshot chunks and row groups on disk."""
+    local: LocalView = field(default_factory=LocalView)
+    member: Member | None = None
+    stage: StageWork | None = None
+    wake: Callable[[], None] = lambda: None
+    background: Callable[[Coroutine[Any, Any, None]], None] = lambda work: work.close()
+    """Run something beside the pump; its failure is logged."""
+    slices: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
+    """Canonical bytes of slices, mine and others', by hash; of the open step only."""
+    merged: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
+    """Canonical bytes of merged partitions, by hash; of the open step only."""
+
+    @property
+    def run_state(self) -> RunState:
+        return self.directives.state
+
+    @property
+    def run_id(self) -> str:
+        return self.planned.run_id
+
+    def held_stage(self) -> StageWork:
+        if self.stage is None:
+            raise RuntimeError("no stage is held")
+        return self.stage
+
+    def me(self) -> Member:
+        if self.member is None:
+            raise RuntimeError("not a member")
+        return self.member
+
+    def partial_key(self, step: int, epoch: int) -> PartialKey:
+        member = self.me()
+        return PartialKey(step, member.term, member.number, epoch)
+
+    def partial(self, step: int, epoch: int) -> StagePartial | None:
+        return self.held_stage().executor.partials.get(self.partial_key(step, epoch))
+
+    def address(self, member: Member) -> PeerAddress | None:
+        info = self.run_state.members.get(member)
+        return PeerAddress(member.hotkey, info.host, info.port) if info else None
+
+    def new_incarnation(self) -> None:
+        """Accumulators and graphs never survive an incarnation."""
+        self.local.new_incarnation()
+        self.slices.clear()
+        self.merged.clear()
+        self.member = None
+        if self.stage is not None:
+            stage = self.stage
+            self.compute.submit("drop", (0,), lambda: (stage.drop_partials(), stage.executor.drop_graphs()))
+
+
+async def sleep_until(event: asyncio.Event, seconds: float) -> None:
+    """Until the event is set, or so long."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return

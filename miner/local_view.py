@@ -1,0 +1,135 @@
+"""What a member has of its own: boundaries, sums, results, jobs. The node keeps it true; :mod:`miner.owed` reads it.
+
+Everything that belongs to an incarnation goes with it (:meth:`LocalView.new_incarnation`); everything that belongs to a
+step goes with its update (:meth:`LocalView.end_step`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from subnet.words import Commitment, Member
+
+
+class BoundaryKey(msgspec.Struct, frozen=True, order=True):
+    """A boundary by who produces it: the forward output of ``stage``, or its gradient for the stage before."""
+
+    step: int
+    microbatch: int
+    stage: int
+    backward: bool
+
+
+class MergedLocally(msgspec.Struct, frozen=True):
+    """A partition this member has reduced *and* put into the store."""
+
+    hash: str
+    blob: str
+    size_bytes: int
+    squares: str
+
+
+class StoredLocally(msgspec.Struct, frozen=True):
+    """A snapshot this member has put into the store."""
+
+    manifest: str
+    root: str
+
+
+AddedKey = tuple[int, int, int]
+"""(step, microbatch, epoch): under which generation it was added."""
+
+LeaseKey = tuple[int, int, int]
+"""(step, microbatch, generation)."""
+
+VersionKey = tuple[int, int, int]
+"""(step, group, version)."""
+
+CommitKey = tuple[int, int, tuple[int, ...]]
+"""(step, epoch, m-set)."""
+
+
+@dataclass
+class LocalView:
+    """One process's own data, by key. ``version`` is the step its state is ready for, None before it has one."""
+
+    version: int | None = None
+    root: str = ""
+    restored_stage: int | None = None
+    """The stage whose state it holds."""
+
+    boundaries: dict[BoundaryKey, str] = field(default_factory=dict[BoundaryKey, str])
+    """Hash of each boundary held, its own products included."""
+    unavailable: set[BoundaryKey] = field(default_factory=set[BoundaryKey])
+    """Boundaries that couldn't be had for long enough to say so; the node removes a key to have it fetched again."""
+    pushed: set[tuple[BoundaryKey, Member]] = field(default_factory=set[tuple[BoundaryKey, Member]])
+    losses: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """By (step, microbatch), at the last stage: fp32 bits."""
+    compute_s: dict[BoundaryKey, float] = field(default_factory=dict[BoundaryKey, float])
+    evaluated: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """(step, microbatch) of evaluation items computed at the last stage."""
+    failures: dict[tuple[int, int, int], tuple[str, str]] = field(
+        default_factory=dict[tuple[int, int, int], tuple[str, str]]
+    )
+    """By (step, microbatch, generation): hash of the failure and the reason in words."""
+
+    added: dict[AddedKey, int] = field(default_factory=dict[AddedKey, int])
+    refused: set[LeaseKey] = field(default_factory=set[LeaseKey])
+    """Leases handed back: never added under, whatever the fold shows later."""
+    jobs: set[Hashable] = field(default_factory=set[Hashable])
+    """What is queued or running; the node adds on start and removes at the end, done or failed."""
+
+    commitments: dict[CommitKey, Commitment] = field(default_factory=dict[CommitKey, Commitment])
+    sent: set[tuple[str, Member]] = field(default_factory=set[tuple[str, Member]])
+    """Slices sent to owners, by hash."""
+    stored: set[str] = field(default_factory=set[str])
+    """Slices put into the store, by hash."""
+    slices: set[str] = field(default_factory=set[str])
+    """Slices of others that are held, by hash, unadded until a manifest names them."""
+    merged: dict[tuple[VersionKey, int], MergedLocally] = field(
+        default_factory=dict[tuple[VersionKey, int], MergedLocally]
+    )
+    fingerprints: dict[tuple[VersionKey, str], tuple[tuple[int, tuple[int, ...]], ...]] = field(
+        default_factory=dict[tuple[VersionKey, str], tuple[tuple[int, tuple[int, ...]], ...]]
+    )
+    """By version and seed."""
+    checks: dict[VersionKey, bool] = field(default_factory=dict[VersionKey, bool])
+    snapshots: dict[int, StoredLocally] = field(default_factory=dict[int, StoredLocally])
+
+    def new_incarnation(self) -> None:
+        """Drops sums and all that says something of them; the state and boundaries are nobody's in particular."""
+        self.added.clear()
+        self.refused.clear()
+        self.failures.clear()
+        self.pushed.clear()
+        self.commitments.clear()
+        self.sent.clear()
+        self.stored.clear()
+        self.slices.clear()
+        self.merged.clear()
+        self.fingerprints.clear()
+        self.checks.clear()
+
+    def end_step(self, step: int) -> None:
+        """After the update of ``step``: nothing of it, nor of steps before, is needed from here."""
+        for held in (self.boundaries, self.compute_s):
+            for key in [key for key in held if key.step <= step]:
+                del held[key]
+        self.unavailable = {key for key in self.unavailable if key.step > step}
+        self.pushed = {entry for entry in self.pushed if entry[0].step > step}
+        self.losses = {key: bits for key, bits in self.losses.items() if key[0] > step}
+        self.evaluated = {key for key in self.evaluated if key[0] > step}
+        self.failures = {key: why for key, why in self.failures.items() if key[0] > step}
+        self.added = {key: generation for key, generation in self.added.items() if key[0] > step}
+        self.refused = {key for key in self.refused if key[0] > step}
+        self.commitments = {key: value for key, value in self.commitments.items() if key[0] > step}
+        self.merged = {key: value for key, value in self.merged.items() if key[0][0] > step}
+        self.fingerprints = {key: value for key, value in self.fingerprints.items() if key[0][0] > step}
+        self.checks = {key: ok for key, ok in self.checks.items() if key[0] > step}
+        self.snapshots = {key: value for key, value in self.snapshots.items() if key >= step}
+        self.sent.clear()
+        self.stored.clear()
+        self.slices.clear()

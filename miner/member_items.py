@@ -1,0 +1,126 @@
+"""Work items on the compute thread: forward, backward, evaluation and replay; each output is hashed where it was made.
+
+A gradient is added in the very job that computed it, under the partial of the incarnation and epoch the job was started
+for; a void in the meantime changes the epoch, so what was added late counts for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blake3 import blake3
+from loguru import logger
+
+from miner.compute import BACKWARD, FORWARD, REPLAY, Priority
+from miner.context import RunContext
+from miner.local_view import BoundaryKey
+from miner.owed import may_add
+from miner.owes import Compute
+from miner.stage_executor import ItemFailed, PartialBroken
+from subnet.errors import NotFound
+from subnet.timing import TIMEOUTS, Deadline
+from subnet.words import ItemKey
+
+
+@dataclass(frozen=True)
+class _Done:
+    output: memoryview | None
+    hash: str
+    loss_bits: int | None
+    compute_s: float
+    added: bool
+
+
+class ItemWork:
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+
+    def in_flight_limit(self) -> int:
+        """Forwards that may wait for their backward: enough to fill the pipeline behind this stage, and one more."""
+        stage = self._context.held_stage()
+        return stage.plan.num_stages - stage.stage + 1
+
+    def held_back(self, owe: Compute) -> bool:
+        """Whether a forward waits until an earlier one has its backward (one forward, one backward)."""
+        if owe.backward or owe.evaluation or owe.generation is None:
+            return False
+        retained = {item.microbatch for item in self._context.held_stage().executor.retained}
+        queued = {
+            job.microbatch
+            for job in self._context.local.jobs
+            if isinstance(job, Compute) and not job.backward and not job.evaluation and job.generation is not None
+        }
+        return owe.microbatch not in retained and len(retained | queued) >= self.in_flight_limit()
+
+    async def run(self, owe: Compute) -> None:
+        """Compute the item and note what came of it; raises only what a later try may cure."""
+        context, local = self._context, self._context.local
+        item = ItemKey(owe.step, owe.microbatch, owe.stage)
+        stage, last = context.held_stage(), context.plan.is_last(owe.stage)
+        deadline = Deadline.after(TIMEOUTS.store_request_s)
+        needs_tokens = owe.stage == 0 or last
+        tokens = await context.tokens.rows(item, deadline) if needs_tokens else None
+        x = await self._boundary(BoundaryKey(owe.step, owe.microbatch, owe.stage - 1, False)) if owe.stage else None
+        grad = None
+        if owe.backward and not last:
+            grad = await self._boundary(BoundaryKey(owe.step, owe.microbatch, owe.stage + 1, True))
+        member = context.member
+        adds = owe.backward and owe.generation is not None
+        if member is None or (adds and not may_add(context.run_state, member, local, owe)):
+            return
+        key = context.partial_key(owe.step, owe.epoch) if adds else None
+
+        def work() -> _Done:
+            if not owe.backward:
+                training = not owe.evaluation and owe.generation is not None
+                made = stage.executor.forward(item, x, tokens, keep_graph=training and not last)
+                return _Done(made.output, _hash(made.output), made.loss_bits, made.compute_s, False)
+            result = stage.executor.backward(item, grad, x, tokens, partial=key)
+            return _Done(result.output, _hash(result.output), result.loss_bits, result.compute_s, key is not None)
+
+        try:
+            done = await context.compute.submit(owe, _priority(owe), work)
+        except ItemFailed as failed:
+            logger.warning("{} failed: {}", item, failed)
+            if owe.generation is not None:
+                local.failures[owe.step, owe.microbatch, owe.generation] = (failed.hash, failed.reason)
+            return
+        except PartialBroken:
+            # The sum can't be trusted; a new incarnation starts without it, and what was added is dealt again.
+            logger.exception("an addition was interrupted: taking a new incarnation")
+            context.new_incarnation()
+            return
+        self._note(owe, done, member == context.member)
+
+    def _note(self, owe: Compute, done: _Done, same_member: bool) -> None:
+        local = self._context.local
+        key = BoundaryKey(owe.step, owe.microbatch, owe.stage, owe.backward)
+        if done.output is not None:
+            self._context.cache.put(key, done.output, done.hash)
+            local.boundaries[key] = done.hash
+        local.compute_s[key] = done.compute_s
+        if done.loss_bits is not None:
+            local.losses[owe.step, owe.microbatch] = done.loss_bits
+        if owe.evaluation and done.output is None:
+            local.evaluated.add((owe.step, owe.microbatch))
+        if done.added and same_member and owe.generation is not None:
+            local.added[owe.step, owe.microbatch, owe.epoch] = owe.generation
+
+    async def _boundary(self, key: BoundaryKey) -> memoryview:
+        data = await self._context.cache.get(key)
+        if data is None:
+            self._context.local.boundaries.pop(key, None)
+            raise NotFound(f"boundary {key} is no longer held")
+        return data
+
+
+def _hash(data: memoryview | None) -> str:
+    return blake3(data).hexdigest() if data is not None else ""
+
+
+def _priority(owe: Compute) -> Priority:
+    if owe.generation is None:
+        return (REPLAY, owe.microbatch)
+    if owe.evaluation:
+        return (FORWARD, 1 << 30, owe.microbatch)
+    return (BACKWARD if owe.backward else FORWARD, owe.microbatch)

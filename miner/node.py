@@ -1,0 +1,211 @@
+"""The miner process: finds a validator, takes part in its active run, leaves when told, and looks for the next run.
+
+Order of a shutdown: say good-bye (leases go back), stop the pump, close peers, the compute thread, the clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from loguru import logger
+
+from miner.blobs import Blobs
+from miner.boundaries import BoundaryCache
+from miner.compute import ComputeThread
+from miner.context import RunContext
+from miner.directives import Directives
+from miner.find_validator import find_validator, say_hello
+from miner.hardware import choose_device, prepare_torch
+from miner.heartbeat import HeartbeatHandle
+from miner.member_links import Links
+from miner.run_member import RunMember
+from miner.settings import MinerSettings
+from miner.tokens import TokenSource
+from subnet.chain.connect import connect_chain
+from subnet.errors import IotaError
+from subnet.model.data import SampleOrder, decode_manifest
+from subnet.model.hardware_class import hardware_class
+from subnet.model.plan import ModelPlan, ModelUnits
+from subnet.net.client import SignedClient
+from subnet.net.streams import StreamTransport
+from subnet.protocol.messages import AnyPeerFrame, Hello
+from subnet.protocol.signing import Signer
+from subnet.run.events import RunPlanned
+from subnet.service import Service
+from subnet.store.disk import BlobCache
+from subnet.store.presigned import BlobClient
+from subnet.timing import TIMEOUTS, Backoff, Deadline
+
+POLL_S = 1.0
+
+
+class MinerNode:
+    def __init__(self, settings: MinerSettings, signer: Signer, heartbeat: HeartbeatHandle) -> None:
+        self._settings, self._signer, self._heartbeat = settings, signer, heartbeat
+        self._directory = settings.directory.expanduser()
+        self._chain = connect_chain(settings.chain, settings.chain_endpoint, hotkey=signer)
+        self._store = BlobClient()
+        self._client: SignedClient | None = None
+        self._member: RunMember | None = None
+        self._done: set[str] = set()
+        self.finished = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run after run, forever (or until the first has finished, where so set)."""
+        client, hello = await find_validator(self._settings, self._signer, self._chain)
+        self._client = client
+        logger.info("validator {} at {}", hello.hotkey, client.base_url)
+        while True:
+            run = await self._next_run(client, hello)
+            await self._take_part(client, run)
+            self._done.add(run)
+            if self._settings.exit_when_finished:
+                self.finished.set()
+                await asyncio.Event().wait()
+
+    async def _next_run(self, client: SignedClient, hello: Hello) -> str:
+        """The name of an active run that this process hasn't finished yet."""
+        backoff, said = Backoff(0.1, POLL_S), ""
+        while True:
+            if hello.run is not None and hello.run not in self._done:
+                return hello.run
+            if said != hello.waiting_for:
+                said = hello.waiting_for
+                logger.info("waiting for {}", said)
+            await asyncio.sleep(backoff.next_s())
+            try:
+                probe, hello = await say_hello(client.base_url, self._signer)
+                await probe.close()
+            except IotaError as error:
+                logger.debug("hello: {}", error)
+
+    async def _take_part(self, client: SignedClient, run: str) -> None:
+        directives = Directives(client, run)
+        planned = await _first_record(directives)
+        compute: ComputeThread | None = None
+        transport: StreamTransport[AnyPeerFrame] | None = None
+        member: RunMember | None = None
+        try:
+            plan = plan_of(planned)
+            threads = plan.config.precision.num_threads
+            compute = ComputeThread(on_start=lambda: prepare_torch(threads))
+            device = choose_device(self._settings.device)
+            golden = await compute.submit("golden", (0,), lambda: hardware_class(plan, device))
+            context = await self._context(client, planned, plan, directives, compute, device)
+            links = Links(context)
+            transport = StreamTransport[AnyPeerFrame](
+                self._signer,
+                AnyPeerFrame,
+                links.on_frame,
+                host=self._settings.host,
+                port=self._settings.port,
+                is_known=links.is_known,
+            )
+            await transport.start()
+            links.use(transport)
+            member = RunMember(context, client, self._heartbeat, golden, links)
+            directives.on_took = member.on_took
+            self._member = member
+            async with asyncio.TaskGroup() as group:
+                watcher = group.create_task(transport.watch(), name="transport")
+                await member.run(transport.port)
+                watcher.cancel()
+            await member.leave()
+            logger.info("run {} has finished", run)
+        finally:
+            self._member = None
+            if member is not None:
+                await member.close()
+            if transport is not None:
+                await transport.close()
+            if compute is not None:
+                await asyncio.to_thread(compute.stop, TIMEOUTS.shutdown_grace_s)
+
+    async def _context(
+        self,
+        client: SignedClient,
+        planned: RunPlanned,
+        plan: ModelPlan,
+        directives: Directives,
+        compute: ComputeThread,
+        device: str,
+    ) -> RunContext:
+        settings, directory = self._settings, self._directory
+        blobs = Blobs(client, self._store, planned.run_id)
+        cache = await asyncio.to_thread(BlobCache, directory / "cache", settings.cache_disk_bytes)
+        deadline = Deadline.after(TIMEOUTS.store_request_s)
+        manifest = decode_manifest(bytes(await blobs.get((planned.data, 0), deadline)))
+        boundaries = BoundaryCache(
+            directory / "boundaries",
+            memory_bytes=settings.boundary_memory_bytes,
+            disk_bytes=settings.boundary_disk_bytes,
+        )
+        return RunContext(
+            settings=settings,
+            signer=self._signer,
+            planned=planned,
+            plan=plan,
+            directives=directives,
+            blobs=blobs,
+            tokens=TokenSource(SampleOrder(plan.config, manifest), blobs, cache),
+            cache=boundaries,
+            compute=compute,
+            device=device,
+            chunk_cache=cache,
+        )
+
+    async def leave(self) -> None:
+        """Hand leases back (SIGTERM)."""
+        if self._member is not None:
+            await self._member.leave()
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        await self._store.close()
+        await self._chain.close()
+
+
+async def _first_record(directives: Directives) -> RunPlanned:
+    """Follow the stream just far enough to know the run."""
+    follower = asyncio.create_task(directives.follow(), name="directives")
+    try:
+        while directives.state.run is None:
+            changed = asyncio.create_task(directives.changed.wait())
+            await asyncio.wait({changed, follower}, return_when=asyncio.FIRST_COMPLETED)
+            changed.cancel()
+            directives.changed.clear()
+            if follower.done():
+                follower.result()
+    finally:
+        follower.cancel()
+        await asyncio.wait({follower})
+    return directives.state.run
+
+
+def plan_of(planned: RunPlanned) -> ModelPlan:
+    """The run as this process computes it."""
+    units = ModelUnits(planned.unit_tensors, planned.unit_flops_per_token, planned.tied)
+    return ModelPlan(planned.config, planned.model_config, units, planned.cuts)
+
+
+async def _serve(settings: MinerSettings, signer: Signer, heartbeat: HeartbeatHandle) -> None:
+    node = MinerNode(settings, signer, heartbeat)
+    service = Service("miner")
+    service.on_stop("leave", node.leave)
+    service.on_close("node", node.close)
+    service.forever("node", node.run)
+
+    async def stop_when_finished() -> None:
+        await node.finished.wait()
+        service.stop("the run has finished")
+        await asyncio.Event().wait()
+
+    service.forever("finish", stop_when_finished)
+    await service.run()
+
+
+def run_miner(settings: MinerSettings, signer: Signer, heartbeat: HeartbeatHandle) -> int:
+    """The whole process after start-up; returns its exit status."""
+    asyncio.run(_serve(settings, signer, heartbeat))
+    return 0

@@ -1,0 +1,282 @@
+"""``owed(state, me, local)``: what a member has to do next, derived from the fold and its own data; pure.
+
+Level-triggered: call it after every change and start what isn't started. Nothing is remembered of having said
+something: a claim is owed until the fold shows its event. What the stream carries is effective or precedes what is, so
+a seal that the fold shows may be acted on.
+"""
+
+from __future__ import annotations
+
+from miner.local_view import BoundaryKey, LocalView
+from miner.owed_merges import owed_merges
+from miner.owes import (
+    ApplySeal,
+    Compute,
+    Fetch,
+    MakeSnapshot,
+    Owe,
+    Push,
+    Refuse,
+    Report,
+    Restore,
+    urgency,
+)
+from subnet.protocol import messages as msg
+from subnet.run import state as st
+from subnet.run.state import Item, RunState, StepWork
+from subnet.words import Member
+
+
+def owed(state: RunState, me: Member | None, local: LocalView) -> list[Owe]:
+    """Everything that isn't done or under way, most urgent first."""
+    if me is None or state.run is None or state.finished is not None:
+        return []
+    info = state.members.get(me)
+    if info is None:
+        return []
+    owes: list[Owe] = []
+    owed_state(state, me, local, owes)
+    if local.version == state.next_step and local.restored_stage == info.stage:
+        work = state.work
+        if work is not None:
+            owed_work(state, work, me, info.stage, local, owes)
+            owed_merges(state, work, me, info.stage, local, owes)
+        owed_snapshot(state, me, info.stage, local, owes)
+    fresh = [owe for owe in owes if owe not in local.jobs]
+    return sorted(fresh, key=urgency)
+
+
+# --- state -------------------------------------------------------------------------------------------------------
+
+
+def owed_state(state: RunState, me: Member, local: LocalView, owes: list[Owe]) -> None:
+    """Restore a snapshot, apply the log, say where one is."""
+    info = state.members[me]
+    behind = local.version is None or (local.version < state.next_step and local.version not in state.sealed)
+    if behind or local.restored_stage != info.stage:
+        point = st.restore_point(state, info.stage, info.coldkey)
+        owes.append(Restore(info.stage, point.version, point.manifest, point.whole))
+    elif local.version is not None and local.version in state.sealed:
+        owes.append(ApplySeal(local.version))
+    elif local.version is not None and local.version == state.next_step and info.version != local.version:
+        owes.append(Report(msg.UpdatedClaim(local.version, local.root)))
+
+
+def owed_snapshot(state: RunState, me: Member, stage: int, local: LocalView, owes: list[Owe]) -> None:
+    """The state is still that of ``next_step``: the next seal waits for its snapshot."""
+    if state.orders.get(stage) != me:
+        return
+    stored = local.snapshots.get(state.next_step)
+    if stored is None:
+        owes.append(MakeSnapshot(state.next_step, stage))
+    else:
+        owes.append(Report(msg.SnapshotClaim(state.next_step, stage, stored.manifest, stored.root)))
+
+
+# --- work --------------------------------------------------------------------------------------------------------
+
+
+def owed_work(state: RunState, work: StepWork, me: Member, stage: int, local: LocalView, owes: list[Owe]) -> None:
+    items = work.items[stage]
+    for m in sorted(work.held.get(me, ())):
+        found = items[m]
+        if m >= work.num_training:
+            _owed_evaluation(state, work, stage, m, found, local, owes)
+        elif not st.is_sealed(state, stage):
+            _owed_lease(state, work, me, stage, m, found, local, owes)
+    for (at, m, backward), replay in sorted(work.replays.items()):
+        if at == stage and replay.member == me:
+            _owed_replay(state, work, stage, m, backward, local, owes)
+    _owed_pushes(work, me, stage, local, owes)
+
+
+def _owed_lease(
+    state: RunState, work: StepWork, me: Member, stage: int, m: int, found: Item, local: LocalView, owes: list[Owe]
+) -> None:
+    """A training lease of mine: compute, add once, say so; or hand it back and never touch it again."""
+    step, generation = work.step, found.generation
+    if found.status == st.DONE:
+        return
+    if local.added.get((step, m, st.epoch(state, me))) == generation:
+        output = BoundaryKey(step, m, stage, True)
+        owes.append(
+            Report(
+                msg.BackwardReceipt(
+                    step=step,
+                    microbatch=m,
+                    stage=stage,
+                    generation=generation,
+                    input=local.boundaries.get(BoundaryKey(step, m, stage + 1, True), ""),
+                    output=local.boundaries.get(output, ""),
+                    compute_s=local.compute_s.get(output, 0.0),
+                    loss_bits=local.losses.get((step, m)) if stage == len(work.items) - 1 else None,
+                )
+            )
+        )
+    elif is_refused(local, step, m, generation):
+        if found.status == st.REVOKING:
+            owes.append(Report(msg.NotAccumulatedClaim(step, m, stage, generation)))
+    elif found.status == st.REVOKING:
+        owes.append(Refuse(step, m, generation))
+    elif (step, m, generation) in local.failures:
+        failure, reason = local.failures[step, m, generation]
+        owes.append(Report(msg.FailedClaim(step, m, stage, generation, failure, reason)))
+    else:
+        _owed_passes(state, work, me, stage, m, found, local, owes)
+
+
+def is_refused(local: LocalView, step: int, m: int, generation: int) -> bool:
+    """Whether this lease was handed back; that holds for ever, for somebody else may have added the item since."""
+    return (step, m, generation) in local.refused
+
+
+def _owed_passes(
+    state: RunState, work: StepWork, me: Member, stage: int, m: int, found: Item, local: LocalView, owes: list[Owe]
+) -> None:
+    """Forward as soon as the input is there, backward as soon as the gradient is; the last stage does both at once."""
+    step, last = work.step, stage == len(work.items) - 1
+    entry = BoundaryKey(step, m, stage - 1, False)
+    forward, gradient = BoundaryKey(step, m, stage, False), BoundaryKey(step, m, stage + 1, True)
+    if stage and entry not in local.boundaries:
+        _want(work, stage, entry, local, owes)
+        return
+    if not last:
+        if forward not in local.boundaries:
+            owes.append(Compute(step, m, stage, backward=False, generation=found.generation))
+            return
+        if not found.forwarded:
+            owes.append(Report(_forward_receipt(work, stage, m, found, local)))
+        if gradient not in local.boundaries:
+            _want(work, stage, gradient, local, owes)
+            return
+    epoch = st.epoch(state, me)
+    owes.append(Compute(step, m, stage, backward=True, generation=found.generation, epoch=epoch))
+
+
+def _forward_receipt(
+    work: StepWork, stage: int, m: int, found: Item, local: LocalView, loss_bits: int | None = None
+) -> msg.ForwardReceipt:
+    output = BoundaryKey(work.step, m, stage, False)
+    return msg.ForwardReceipt(
+        step=work.step,
+        microbatch=m,
+        stage=stage,
+        generation=found.generation,
+        input=local.boundaries.get(BoundaryKey(work.step, m, stage - 1, False), ""),
+        output=local.boundaries.get(output, ""),
+        compute_s=local.compute_s.get(output, 0.0),
+        loss_bits=loss_bits,
+    )
+
+
+def _owed_evaluation(
+    state: RunState, work: StepWork, stage: int, m: int, found: Item, local: LocalView, owes: list[Owe]
+) -> None:
+    """Forward only; a revoked one may still be finished: whoever is first counts."""
+    step, last = work.step, stage == len(work.items) - 1
+    if (step, m, found.generation) in local.failures:
+        failure, reason = local.failures[step, m, found.generation]
+        owes.append(Report(msg.FailedClaim(step, m, stage, found.generation, failure, reason)))
+        return
+    computed = (step, m) in local.evaluated if last else BoundaryKey(step, m, stage, False) in local.boundaries
+    if computed:
+        loss = local.losses.get((step, m)) if last else None
+        owes.append(Report(_forward_receipt(work, stage, m, found, local, loss)))
+        return
+    entry = BoundaryKey(step, m, stage - 1, False)
+    if stage and entry not in local.boundaries:
+        _want(work, stage, entry, local, owes)
+    else:
+        compute = Compute(step, m, stage, backward=False, generation=found.generation, evaluation=True)
+        owes.append(compute)
+
+
+def _owed_replay(
+    state: RunState, work: StepWork, stage: int, m: int, backward: bool, local: LocalView, owes: list[Owe]
+) -> None:
+    """The boundary again, for whoever lacks it; nothing is added."""
+    step = work.step
+    if BoundaryKey(step, m, stage, backward) in local.boundaries:
+        return
+    entry, gradient = BoundaryKey(step, m, stage - 1, False), BoundaryKey(step, m, stage + 1, True)
+    last = stage == len(work.items) - 1
+    lacking = [
+        key
+        for key, needed in ((entry, stage > 0), (gradient, backward and not last))
+        if needed and key not in local.boundaries
+    ]
+    for key in lacking:
+        _want(work, stage, key, local, owes)
+    if not lacking:
+        evaluation = st.is_evaluation(state, m)
+        owes.append(Compute(step, m, stage, backward=backward, generation=None, evaluation=evaluation))
+
+
+def _want(work: StepWork, stage: int, key: BoundaryKey, local: LocalView, owes: list[Owe]) -> None:
+    """Asks for a boundary whoever may have it; where that failed for long enough, says that it is missing."""
+    sources = tuple(sources_of(work, key))
+    if key in local.unavailable:
+        owes.append(Report(msg.MissingClaim(key.step, key.microbatch, stage, key.backward)))
+    owes.append(Fetch(key, sources))
+
+
+def sources_of(work: StepWork, key: BoundaryKey) -> list[Member]:
+    """Who makes or made the boundary: the holder of its lease, then whoever replays it."""
+    found = work.items[key.stage].get(key.microbatch)
+    replay = work.replays.get((key.stage, key.microbatch, key.backward))
+    sources = [found.member] if found is not None and found.member is not None and found.status != st.OPEN else []
+    if replay is not None and replay.member not in sources:
+        sources.append(replay.member)
+    return sources
+
+
+def _owed_pushes(work: StepWork, me: Member, stage: int, local: LocalView, owes: list[Owe]) -> None:
+    """My products, to the members that hold the leases they are for."""
+    for to_stage, backward in ((stage + 1, False), (stage - 1, True)):
+        if not 0 <= to_stage < len(work.items):
+            continue
+        for m in sorted(work.live[to_stage]):
+            holder = work.items[to_stage][m].member
+            key = BoundaryKey(work.step, m, stage, backward)
+            if holder is None or key not in local.boundaries or (key, holder) in local.pushed:
+                continue
+            if me in sources_of(work, key):
+                owes.append(Push(key, holder))
+
+
+# --- questions the node asks on the way --------------------------------------------------------------------------
+
+
+def may_add(state: RunState, me: Member, local: LocalView, owe: Compute) -> bool:
+    """Asked right before a finished gradient is added, with nothing in between: is it still mine to add?"""
+    if owe.generation is None or owe.evaluation or me not in state.members:
+        return False
+    found = st.item(state, owe.step, owe.microbatch, owe.stage)
+    if found is None or found.member != me or found.generation != owe.generation or found.status == st.OPEN:
+        return False
+    if owe.epoch != st.epoch(state, me) or is_refused(local, owe.step, owe.microbatch, owe.generation):
+        return False
+    return (owe.step, owe.microbatch, owe.epoch) not in local.added
+
+
+def accepts_boundary(state: RunState, me: Member, frame: msg.BoundaryFrame) -> bool:
+    """A boundary is taken of the open step, for my stage, from who makes it, and with its receipted hash."""
+    work, info = state.work, state.members.get(me)
+    if work is None or info is None or work.step != frame.step:
+        return False
+    wanted = info.stage + 1 if frame.backward else info.stage - 1
+    found = work.items[info.stage].get(frame.microbatch)
+    if frame.stage != wanted or not 0 <= wanted < len(work.items) or found is None:
+        return False
+    made = work.items[wanted][frame.microbatch]
+    receipted = made.backward_hash if frame.backward else made.forward_hash
+    key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward)
+    return frame.sender in sources_of(work, key) and receipted in ("", frame.hash)
+
+
+def incarnation(state: RunState, hotkey: str, boot: str) -> tuple[Member | None, bool]:
+    """My member, if this boot id has a live one; and whether the boot id is used up, so that it takes a new one."""
+    member = st.member_of_boot(state, hotkey, boot)
+    if member is not None and member in state.members:
+        return member, False
+    return None, member is not None

@@ -1,0 +1,382 @@
+"""Random schedules of a run: crashes, pauses, lost, late and doubled messages, takeovers, outages, liars; then calm.
+
+``Sim(seed).run()`` raises :class:`Bad` unless the run finishes, every state equals the reference's, each microbatch is in
+each sum exactly once, no step is sealed twice, and no honest member is convicted. A run in which some seal was checked by
+no honest replica is *tainted*: there nothing is promised of the numbers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import schedule_toy as toy
+from schedule_nodes import Bad, Coordinator, Crash, Log, Miner
+
+from subnet.run import events as ev
+from subnet.run import state as st
+from subnet.run.invariants import check
+from subnet.run.schedule import bits_fp32
+from validator import journal_core
+from validator.decide_steps import fp64_bits
+
+LIES = (
+    "slice fp withhold owner nopub accuse nocommit nofp noown nocheck mute crafty square yes nosnap".split()
+)
+
+
+class Sim:
+    """One schedule, all of it decided by ``seed``."""
+
+    def __init__(self, seed: int, *, profile: str = "", lie: str = "", checks_all: bool = True) -> None:
+        rng = self.rng = random.Random(seed)
+        self.seed, self.profile = seed, profile
+        self.num_stages = rng.choice([1, 2, 2, 2, 3])
+        self.num_microbatches = rng.choice([3, 4, 4, 5])
+        self.num_steps = rng.choice([1, 1, 2])
+        items = rng.choice([0, 0, 1, 2])
+        self.run_planned = toy.plan_run(
+            self.num_stages,
+            self.num_microbatches,
+            self.num_steps,
+            tied=rng.random() < 0.35,
+            evaluation_items=items,
+            evaluation_every=rng.choice([0, 1]),
+            snapshot_every=rng.choice([1, 2, 50]),
+        )
+        self.reference = toy.Reference(self.run_planned)
+        count = rng.randint(max(2, self.num_stages), 6)
+        self.liars: dict[str, str] = {}
+        if rng.random() < 0.5:
+            names = rng.sample(range(count), rng.choice([1, 1, 2]) if count > 2 else 1)
+            self.liars = {f"hot{i}": rng.choice(LIES) for i in names}
+        if lie:
+            count = max(count, 2 * self.num_stages)
+            self.liars = {"hot0": lie}
+        self.slow = {f"hot{i}": rng.choice([1, 2, 5]) for i in range(count) if rng.random() < 0.15}
+        self.poison: tuple[int, int, int, bool] | None = None
+        if rng.random() < 0.3:
+            stage = rng.randrange(self.num_stages)
+            backward = stage == self.num_stages - 1 or rng.random() < 0.5
+            step = rng.randrange(-1, self.num_steps)
+            self.poison = (step, rng.randrange(self.num_microbatches), stage, backward)
+        self.checks_all = checks_all
+        self.repeats = True
+        self.demands_effect = True
+        self.leads_on_acknowledged = True
+        self.now, self.num_events, self.num_sent, self.passes, self._unique = 0.0, 0, 0, 0, 0
+        self.chaos = self.up = True
+        self.tainted = self.wrong = self.progress = self.busy = self.retry = False
+        self.counts: Counter[str] = Counter()
+        self.store: dict[str, Any] = {}
+        self.addresses: dict[Any, Miner] = {}
+        self.bag: list[tuple[Any, Any, str, tuple[Any, ...], Any]] = []
+        self.flying: set[Any] = set()
+        self.steps: dict[int, ev.StepSealed] = {}
+        self.skipped: set[tuple[int, int]] = set()
+        self.seals: dict[tuple[int, int], tuple[str, ...]] = {}
+        self.audits: list[ev.StageSealed] = []
+        self.finished: ev.RunFinished | None = None
+        self.log = Log(self)
+        planned = ev.Record(0, 0, self.run_planned)
+        self.log.segments.append((planned,))
+        self.coordinators: list[Coordinator] = []
+        self.coordinator: Any = None
+        self.lead()
+        self.miners = [Miner(self, f"hot{i}") for i in range(count)]
+
+    # --- what nodes use
+
+    def unique(self) -> str:
+        self._unique += 1
+        return f"u{self._unique}"
+
+    def put(self, value: Any) -> str:
+        address = toy.name(value)
+        if address not in self.store:
+            self.store[address] = value
+            self.progress = True
+        return address
+
+    def send(self, to: Any, source: Any, kind: str, *args: Any, key: Any = None) -> None:
+        if to is None:
+            return
+        mark = (id(to), id(source), kind, args if key is None else key)
+        if mark not in self.flying:
+            self.flying.add(mark)
+            self.num_sent += 1
+            self.bag.append((to, source, kind, args, mark))
+
+    def deliver(self, index: int, *, twice: bool = False) -> None:
+        to, source, kind, args, mark = self.bag[index]
+        if to.paused:
+            return
+        if not twice:
+            self.bag[index] = self.bag[-1]
+            self.bag.pop()
+            self.flying.discard(mark)
+        if not to.dead:
+            try:
+                to.receive(source, kind, *args)
+            except Crash:
+                pass
+
+    # --- what is watched
+
+    def saw(self, coordinator: Coordinator, event: ev.AnyEvent) -> None:
+        self.num_events += 1
+        self.counts[type(event).__name__] += 1
+        if self.num_events > 6000:
+            raise Bad("the journal grows without end")
+        if isinstance(event, ev.Gone) and not self.tainted:
+            if event.why == "liar" and event.member.hotkey not in self.liars:
+                raise Bad(f"honest {event.member} convicted")
+            if event.why == "checksum":
+                raise Bad(f"{event.member} has another state")
+        if isinstance(event, ev.StageSealed):
+            for stage in self.run_planned.groups[event.group].stages:
+                replicas = st.ready(coordinator.state, stage) or st.members_of(coordinator.state, stage)
+                if all(member.hotkey in self.liars for member in replicas):
+                    self.tainted = True
+
+    def logged(self, records: tuple[ev.Record, ...]) -> None:
+        """What is in the log store is final."""
+        self.progress = True
+        for event in (record.event for record in records):
+            if isinstance(event, ev.StageSealed):
+                if self.seals.setdefault((event.step, event.group), event.hashes) != event.hashes:
+                    raise Bad("two seals")
+                self.audits.append(event)
+            elif isinstance(event, ev.MicrobatchSkipped):
+                self.skipped.add((event.step, event.microbatch))
+            elif isinstance(event, ev.StepSealed):
+                if event.step in self.steps:
+                    raise Bad("step sealed twice")
+                self.steps[event.step] = event
+                self.audit_step(event)
+            elif isinstance(event, ev.RunFinished):
+                self.finished = event
+
+    def audit_step(self, event: ev.StepSealed) -> None:
+        skipped = frozenset(self.skipped)
+        counted = self.reference.counted(event.step, skipped)
+        for m in (m for t, m in skipped if t == event.step):
+            if m < self.num_microbatches and (self.poison is None or (event.step, m) != self.poison[:2]):
+                raise Bad("good microbatch skipped")
+        if self.tainted:
+            return
+        if event.num_counted != len(counted):
+            raise Bad("wrong number of microbatches")
+        losses = self.reference.losses(event.step, skipped, counted)
+        mean = sum(map(bits_fp32, losses)) / len(losses)
+        if event.loss_bits != fp64_bits(mean):
+            raise Bad("wrong loss")
+        self.audit_evaluation(event.step, event.evaluation)
+        if event.coefficient_bits != self.reference.coefficient(event.step, skipped):
+            raise Bad("wrong coefficient")
+
+    def audit_evaluation(self, step: int, evaluation: tuple[int, ...]) -> None:
+        config, first = self.run_planned.config, self.num_microbatches
+        count = config.num_evaluation_items if config.evaluates_at(step) else 0
+        items = range(first, first + count)
+        if list(evaluation) != self.reference.losses(step, frozenset(self.skipped), items):
+            raise Bad("wrong evaluation")
+
+    def audit(self) -> None:
+        """Sealed sums against the reference, with the skips that became final."""
+        skipped = frozenset(self.skipped)
+        for seal in self.audits:
+            if seal.step not in self.steps:
+                continue
+            found = {p: self.store.get(value) for p, value in enumerate(seal.hashes)}
+            right = found == self.reference.sums(seal.step, skipped)[seal.group]
+            if self.tainted:
+                self.wrong |= not right
+                continue
+            for stage in self.run_planned.groups[seal.group].stages:
+                covered = sorted(m for e in seal.entries if e.stage == stage for m in e.microbatches)
+                if covered != self.reference.counted(seal.step, skipped):
+                    raise Bad(f"not exactly once: {covered}")
+            if not right:
+                raise Bad("wrong sum")
+
+    def settled(self, version: int, stage: int, w: int) -> None:
+        if not self.tainted and w != self.reference.states(version, frozenset(self.skipped))[stage]:
+            raise Bad(f"wrong state at {version}")
+
+    # --- leaders
+
+    def lead(self) -> None:
+        """Another validator leads, from what the log store has."""
+        records = [record for segment in self.log.segments for record in segment]
+        if not self.leads_on_acknowledged and self.coordinators:
+            if any(not m.dead and m.follower.number > len(records) for m in self.miners):
+                return
+        term = sum(isinstance(record.event, ev.TermStarted) for record in records) + 1
+        started = journal_core.term_started(term, "validator", self.unique())
+        journal = [*records, ev.Record(len(records), 0, started)]
+        new = Coordinator(self, journal, term, len(records), len(self.log.segments))
+        self.coordinators.append(new)
+        self.coordinator = new
+
+    def restart(self, old: Coordinator) -> None:
+        """The same validator again: its journal is on its disk."""
+        core = old.core
+        new = Coordinator(self, old.journal, core.term, core.acknowledged, core.num_segments)
+        self.coordinators[self.coordinators.index(old)] = new
+        self.coordinator = new
+        for miner in self.miners:
+            if miner.coordinator is old:
+                miner.coordinator = new
+
+    # --- the schedule
+
+    def nodes(self) -> list[Any]:
+        return [node for node in [*self.miners, *self.coordinators] if not node.dead and not node.paused]
+
+    def fault(self) -> None:
+        rng, x = self.rng, self.rng.random()
+        miner = rng.choice(self.miners)
+        if self.profile == "takeover" and x < 0.4:
+            self.lead()
+        elif x < 0.3:
+            miner.dead = True
+        elif x < 0.5:
+            if miner.dead:
+                self.miners[self.miners.index(miner)] = Miner(self, miner.hotkey)
+        elif x < 0.75:
+            miner.paused = not miner.paused
+        elif x < 0.83:
+            self.coordinator.dead = True
+        elif x < 0.93:
+            self.up = not self.up
+        elif x < 0.97:
+            self.lead()
+        elif len(self.coordinators) > 1:
+            rng.choice(self.coordinators[:-1]).dead = True
+
+    def run(self) -> Sim:
+        self._chaos()
+        self._calm()
+        self.audit()
+        if self.finished is None:
+            raise Bad("stuck")
+        if not self.tainted:
+            self.audit_evaluation(self.num_steps, self.finished.evaluation)
+        if self.checks_all:
+            check(self.coordinator.state)
+        return self
+
+    def _chaos(self) -> None:
+        rng = self.rng
+        heat, loss = rng.choice([0.0, 0.01, 0.03, 0.06]), rng.choice([0, 0.03, 0.1])
+        haste, double = rng.choice([0.0, 0.01, 0.04]), 0.08
+        if self.profile == "void":
+            heat, loss, haste, double = 0.005, 0, 0.06, 0.3
+        if self.profile == "takeover":
+            heat, loss, haste, double = 0.04, 0, 0.01, 0.3
+        for _ in range(rng.choice([60, 120, 250, 400])):
+            x = rng.random()
+            if x < heat:
+                self.fault()
+            elif x < heat + haste:
+                self.now += rng.random() < 0.3
+                nodes = self.nodes()
+                if nodes:
+                    rng.choice(nodes).tick(True)
+            elif x < 0.6 and self.bag:
+                late = rng.random() < 0.3
+                index = rng.randrange(len(self.bag)) if late else min(len(self.bag) - 1, int(rng.expovariate(0.3)))
+                if rng.random() < loss:
+                    self.flying.discard(self.bag.pop(index)[4])
+                else:
+                    self.deliver(index, twice=rng.random() < double)
+            else:
+                nodes = self.nodes()
+                if nodes:
+                    rng.choice(nodes).tick()
+            if self.coordinator.dead and rng.random() < 0.1 and self.coordinator in self.coordinators:
+                self.restart(self.coordinator)
+
+    def _calm(self) -> None:
+        rng = self.rng
+        self.chaos, self.up = False, True
+        for index, miner in enumerate(self.miners):
+            miner.paused = False
+            if miner.dead:
+                self.miners[index] = Miner(self, miner.hotkey)
+        for old in self.coordinators[:-1]:
+            old.dead = old.dead or rng.random() < 0.5
+        if self.coordinator.dead:
+            self.restart(self.coordinators[-1])
+        self.coordinator = self.coordinators[-1]
+        idle = 0
+        for _ in range(3000):
+            self.progress = self.busy = False
+            before = sum(len(c.journal) for c in self.coordinators)
+            if self.coordinator.dead:
+                self.lead()
+            for miner in self.miners:
+                self.send(miner, self.coordinator, "announce", self.coordinator.core.term)
+            for _ in range(len(self.bag)):
+                if self.bag:
+                    self.deliver(rng.randrange(len(self.bag)) if rng.random() < 0.3 else 0)
+            for node in self.nodes():
+                node.tick()
+            if self.finished is not None and all(self._done(miner) for miner in self.miners):
+                return
+            moved = self.progress or sum(len(c.journal) for c in self.coordinators) != before
+            idle = 0 if moved else idle + 1
+            if idle > 2:
+                idle = 0
+                if not self._pass_time():
+                    return
+
+    def _done(self, miner: Miner) -> bool:
+        state = miner.state
+        return state.finished is not None or miner.hotkey in state.convicted
+
+    def _pass_time(self) -> bool:
+        self.now += 1
+        self.passes += 1
+        if self.passes > 150:
+            return False
+        state = self.coordinator.state
+        served = {info.stage for member, info in state.members.items() if member.hotkey not in self.liars}
+        if len(served) < self.num_stages and self.passes % 4 == 0 and len(self.miners) < 14:
+            self.miners.append(Miner(self, f"hot{len(self.miners)}"))
+        for node in self.nodes():
+            node.tick(True)
+        return True
+
+
+def run_many(seeds: range, **options: Any) -> tuple[Counter[str], dict[str, int]]:
+    """Outcomes of many schedules, and the first seed of each kind of failure."""
+    outcomes: Counter[str] = Counter()
+    examples: dict[str, int] = {}
+    for seed in seeds:
+        sim = Sim(seed, **options)
+        try:
+            sim.run()
+            outcomes["ok"] += 1
+            outcomes["tainted"] += sim.tainted
+            outcomes["wrong but tainted"] += sim.wrong
+            outcomes["passes"] += sim.passes
+            outcomes["events"] += sim.num_events
+            for kind in ("Voided", "Revoking", "Leased", "Gone", "ReplayLeased", "MicrobatchSkipped", "StoreRouted"):
+                outcomes[kind] += sim.counts[kind]
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"[:90]
+            outcomes[what] += 1
+            examples.setdefault(what, seed)
+    return outcomes, examples
+
+
+if __name__ == "__main__":
+    import sys
+    import time
+
+    started = time.perf_counter()
+    print(*run_many(range(int(sys.argv[1]), int(sys.argv[2])), profile="".join(sys.argv[3:4])), sep="\n")
+    print(round(time.perf_counter() - started, 1), "s")

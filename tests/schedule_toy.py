@@ -1,0 +1,194 @@
+"""Toy arithmetic for the schedule test: whole numbers that depend on everything a real step depends on, and its reference.
+
+A stage's state is one number. Gradients, boundaries and updates are hashes of it and of their inputs, so that any
+microbatch lost, doubled, or computed from a wrong state changes every later number.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+
+from subnet.run.config import (
+    EvaluationSection,
+    ModelSection,
+    PipelineSection,
+    RunConfig,
+    RunSection,
+    SnapshotSection,
+)
+from subnet.run.events import RunPlanned
+from subnet.run.schedule import fp32_bits, norm_and_coefficient
+from subnet.words import CALIBRATION_STEP, GroupShape
+
+PRIME = (1 << 61) - 1
+WIDTH = 2
+Vector = tuple[int, ...]
+
+
+@functools.lru_cache(1 << 18)
+def h(*parts: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")
+
+
+def name(value: object) -> str:
+    """The content address of a toy value."""
+    return f"{h('address', value):014x}"
+
+
+@functools.lru_cache(1 << 16)
+def gradient(w: int, x: int, g: int, stage: int, partition: int) -> Vector:
+    return tuple(h("q", w, x, g, stage, partition, i) % 2047 - 1023 for i in range(WIDTH))
+
+
+def merge(step: int, slices: Sequence[Vector]) -> Vector:
+    if step == CALIBRATION_STEP:
+        return tuple(max(abs(v) for v in column) for column in zip(*slices, strict=True))
+    return tuple(sum(column) for column in zip(*slices, strict=True))
+
+
+def accumulate(step: int, total: Vector | None, values: Vector) -> Vector:
+    if total is None:
+        return merge(step, [values])
+    return merge(step, [total, values])
+
+
+def fingerprint(values: Vector, seed: str, partition: int) -> tuple[int, ...]:
+    return (sum(h("r", seed, partition, i) * v for i, v in enumerate(values)) % PRIME,)
+
+
+def squares(step: int, values: Vector) -> str:
+    return "0" if step == CALIBRATION_STEP else f"{sum(v * v for v in values) << 256:x}"
+
+
+def token(step: int, m: int, num_microbatches: int) -> int:
+    return h("holdout", m) if m >= num_microbatches else h("token", max(step, 0), m)
+
+
+def forward(w: int, x: int, stage: int) -> int:
+    return h("f", w, x, stage)
+
+
+def backward(w: int, x: int, g: int, stage: int) -> int:
+    return h("b", w, x, g, stage)
+
+
+def loss_gradient(w: int, x: int) -> int:
+    return h("dloss", w, x)
+
+
+def loss_bits(w: int, x: int) -> int:
+    return fp32_bits(1.0 + h("loss", w, x) % 4096 / 4096)
+
+
+def updated(w: int, merged: Sequence[Vector], coefficient_bits: int) -> int:
+    return h("u", w, tuple(merged), coefficient_bits)
+
+
+def first_state(stage: int) -> int:
+    return h("w", stage)
+
+
+def plan_run(
+    num_stages: int,
+    num_microbatches: int,
+    num_steps: int,
+    *,
+    tied: bool = False,
+    evaluation_items: int = 0,
+    evaluation_every: int = 0,
+    snapshot_every: int = 50,
+) -> RunPlanned:
+    """A run whose stages hold two partitions each; tied: first and last stage are one group and share a third."""
+    config = RunConfig(
+        run=RunSection(name="toy", steps=num_steps),
+        model=ModelSection(config={"model_type": "llama"}),
+        pipeline=PipelineSection(stages=num_stages, microbatches=num_microbatches, microbatch_rows=4),
+        snapshot=SnapshotSection(every_steps=snapshot_every),
+        evaluation=EvaluationSection(rows=4 * evaluation_items, every_steps=evaluation_every),
+    )
+    groups = tuple(GroupShape((s,), ((s,), (s,))) for s in range(num_stages))
+    if tied and num_stages > 1:
+        last = num_stages - 1
+        joint = GroupShape((0, last), ((0,), (0, last), (last,)))
+        groups = (joint, *groups[1:last])
+    return RunPlanned(
+        run_id="toy",
+        config=config,
+        model_config={},
+        unit_tensors=(),
+        unit_flops_per_token=(1.0,) * (num_stages + 2),
+        tied=None,
+        cuts=tuple(range(num_stages)),
+        groups=groups,
+        data="data",
+        snapshot="snapshot0",
+        tokenizer="tokenizer",
+        submitter="submitter",
+    )
+
+
+class Reference:
+    """The run computed in one place, once the skipped microbatches are known."""
+
+    def __init__(self, run: RunPlanned) -> None:
+        self.run = run
+        self._states: dict[object, list[int]] = {}
+
+    def states(self, version: int, skipped: frozenset[tuple[int, int]]) -> list[int]:
+        """The stages' states before update ``version``."""
+        stages = range(len(self.run.cuts))
+        if version == CALIBRATION_STEP:
+            return [first_state(s) for s in stages]
+        key = (version, frozenset(entry for entry in skipped if entry[0] < version))
+        if key not in self._states:
+            self._states[key] = self._update(version - 1, skipped)
+        return self._states[key]
+
+    def sums(self, step: int, skipped: frozenset[tuple[int, int]]) -> list[dict[int, Vector]]:
+        """Merged vectors of each group, by partition."""
+        w = self.states(step, skipped)
+        parts: list[dict[int, list[Vector]]] = [{} for _ in self.run.groups]
+        for m in self.counted(step, skipped):
+            x, g = self.boundaries(w, step, m)
+            for index, group in enumerate(self.run.groups):
+                for p, holders in enumerate(group.partitions):
+                    for s in holders:
+                        parts[index].setdefault(p, []).append(gradient(w[s], x[s], g[s], s, p))
+        return [{p: merge(step, slices) for p, slices in group.items()} for group in parts]
+
+    def counted(self, step: int, skipped: frozenset[tuple[int, int]]) -> list[int]:
+        return [m for m in range(self.run.config.pipeline.microbatches) if (step, m) not in skipped]
+
+    def boundaries(self, w: Sequence[int], step: int, m: int) -> tuple[list[int], list[int]]:
+        """Inputs of each stage, and the gradients of their outputs."""
+        x = [token(step, m, self.run.config.pipeline.microbatches)]
+        for s in range(len(w) - 1):
+            x.append(forward(w[s], x[s], s))
+        g = [0] * len(w)
+        g[-1] = loss_gradient(w[-1], x[-1])
+        for s in reversed(range(1, len(w))):
+            g[s - 1] = backward(w[s], x[s], g[s], s)
+        return x, g
+
+    def losses(self, step: int, skipped: frozenset[tuple[int, int]], items: Sequence[int]) -> list[int]:
+        w = self.states(step, skipped)
+        return [loss_bits(w[-1], self.boundaries(w, step, m)[0][-1]) for m in items]
+
+    def coefficient(self, step: int, skipped: frozenset[tuple[int, int]]) -> int:
+        if step == CALIBRATION_STEP:
+            return 0
+        total = sum(int(squares(step, v), 16) for group in self.sums(step, skipped) for v in group.values())
+        return norm_and_coefficient(
+            total, len(self.counted(step, skipped)), self.run.config.optimizer.clip_norm
+        )[1]
+
+    def _update(self, step: int, skipped: frozenset[tuple[int, int]]) -> list[int]:
+        w, sums, coefficient = self.states(step, skipped), self.sums(step, skipped), self.coefficient(step, skipped)
+        new = list(w)
+        for index, group in enumerate(self.run.groups):
+            for s in group.stages:
+                held = [sums[index][p] for p, holders in enumerate(group.partitions) if s in holders]
+                new[s] = updated(w[s], held, coefficient)
+        return new
