@@ -288,8 +288,9 @@ class Reference:
         weight, m, v = entry.weight, entry.m, entry.v
         m.mul_(_scalar(b1)).add_(g * _scalar(1 - b1))
         v.mul_(_scalar(b2)).add_((g * g).mul_(_scalar(1 - b2)))
-        root = (v / _scalar(1 - b2**n)).sqrt_().add_(_scalar(settings.epsilon))
-        update = (m / _scalar(1 - b1**n)).div_(root)
+        root = (v / _scalar(1 - b2**n)).numpy()
+        np.sqrt(root, out=root)  # rounded as IEEE 754 says; torch's own root on a CPU may be a bit off
+        update = (m / _scalar(1 - b1**n)).div_(torch.from_numpy(root).add_(_scalar(settings.epsilon)))
         if len(entry.shape) >= 2 and settings.weight_decay > 0:
             weight.mul_(_scalar(1 - rate * settings.weight_decay))
         weight.sub_(update.mul_(_scalar(rate)))

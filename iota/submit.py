@@ -88,7 +88,7 @@ def _unit_costs(settings: SubmitSettings, run: PreparedRun) -> tuple[float, ...]
         return flops
     from iota.plan import measure_unit_costs
 
-    return measure_unit_costs(run.config, run.architecture)
+    return tuple(measure_unit_costs(run.config, run.architecture.model_config))
 
 
 def _hardware_class(plan: ModelPlan, device: str) -> tuple[str, ...]:

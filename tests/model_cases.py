@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from subnet.run.config import (
     RunConfig,
     RunSection,
 )
+
+gc.freeze()  # the libraries' objects live for ever: collecting after each test needn't look at them
 
 SEQUENCE, ROWS, CHUNKS, PIECE = 16, 4, 2, 12
 

@@ -110,15 +110,22 @@ def submit(tmp_path: Path, validator: str) -> list[str]:
 
 
 def left_in(directory: Path) -> list[str]:
-    return [str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()] if directory.exists() else []
+    return (
+        [str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()]
+        if directory.exists()
+        else []
+    )
 
 
 # ---- help
 
 
 def test_help_is_quick_because_it_loads_nothing_heavy() -> None:
-    code = "import sys, iota.cli.main as m; m.main(['--help']); print([x for x in ('torch','bittensor','transformers','aiohttp','matplotlib') if x in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    heavy = ("torch", "bittensor", "transformers", "aiohttp", "matplotlib")
+    code = f"import sys, iota.cli.main as m; m.main(['--help']); print([x for x in {heavy} if x in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip().endswith("[]")
     for command in ("demo", "up", "miner", "validator", "chain", "store", "wallet", "data", "plan", "run", "version"):
         assert command in done.stdout
@@ -129,13 +136,22 @@ def test_neurons_run_as_scripts_with_every_subnets_flags(script: str) -> None:
     done = subprocess.run(
         [sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
-    for flag in ("--netuid", "--subtensor.network", "--wallet.name", "--wallet.hotkey", "--wallet.path", "--logging.debug"):
+    for flag in (
+        "--netuid",
+        "--subtensor.network",
+        "--wallet.name",
+        "--wallet.hotkey",
+        "--wallet.path",
+        "--logging.debug",
+    ):
         assert flag in done.stdout
 
 
 def test_neurons_load_no_torch_before_they_start() -> None:
     code = "import sys, neurons.miner as m; m.main(['--wallet.path', '/nowhere']); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "False"
 
 
@@ -174,12 +190,16 @@ def test_a_typo_in_the_run_file(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 def test_an_empty_corpus(capsys: pytest.CaptureFixture[str], tmp_path: Path, submit: list[str]) -> None:
     run = write_run(tmp_path, book="")
     assert "no text" in failing(capsys, *submit, run)
-    assert "no text" in failing(capsys, "data", "prepare", tmp_path / "book.txt", "-o", tmp_path / "out", "--vocab-size", "300")
+    assert "no text" in failing(
+        capsys, "data", "prepare", tmp_path / "book.txt", "-o", tmp_path / "out", "--vocab-size", "300"
+    )
     assert left_in(tmp_path / "work") == []
     assert not (tmp_path / "out").exists()
 
 
-def test_a_corpus_shorter_than_a_sequence(capsys: pytest.CaptureFixture[str], tmp_path: Path, submit: list[str]) -> None:
+def test_a_corpus_shorter_than_a_sequence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, submit: list[str]
+) -> None:
     run = write_run(tmp_path, book="Call me Ishmael.")
     line = failing(capsys, *submit, run)
     assert "tokens" in line
@@ -191,7 +211,9 @@ def test_a_vocabulary_larger_than_the_models(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, submit: list[str]
 ) -> None:
     write_run(tmp_path)
-    assert main(["data", "prepare", str(tmp_path / "book.txt"), "-o", str(tmp_path / "big"), "--vocab-size", "300"]) == 0
+    assert (
+        main(["data", "prepare", str(tmp_path / "book.txt"), "-o", str(tmp_path / "big"), "--vocab-size", "300"]) == 0
+    )
     capsys.readouterr()
     small = RUN.replace("vocab_size = 300", "vocab_size = 260")
     tokenizer = small.replace('sources = ["book.txt"]', 'sources = ["book.txt"]\ntokenizer = "big/tokenizer.json"')
@@ -214,7 +236,12 @@ def test_more_stages_than_layers(capsys: pytest.CaptureFixture[str], tmp_path: P
 def test_a_wallet_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = write_run(tmp_path)
     flags = ["--wallet.name", "nobody", "--wallet.path", str(tmp_path / "wallets")]
-    for command in (["run", "submit", run, *flags], ["miner", *flags], ["validator", *flags], ["chain", "register", *flags]):
+    for command in (
+        ["run", "submit", run, *flags],
+        ["miner", *flags],
+        ["validator", *flags],
+        ["chain", "register", *flags],
+    ):
         assert "wallet nobody/default" in failing(capsys, *command)
     assert not (tmp_path / "wallets").exists()
 

@@ -19,7 +19,8 @@ ALLOWED = {
     "neurons": set(PACKAGES),
 }
 RANKS = [
-    {"words", "errors", "timing"},
+    {"words", "errors"},
+    {"timing"},
     {"logs", "service", "flags"},
     {"run", "protocol"},
     {"numerics"},

@@ -118,6 +118,23 @@ def test_adamw_is_torchs_within_1e_6():
     assert (entry.weight - other.detach()).abs().max().item() < 1e-6
 
 
+def test_adamw_is_ieee_fp32_operation_by_operation():
+    reference = a_reference(clip=0.0)
+    entry = next(e for e in reference.entries if e.name.endswith("q_proj.weight"))
+    f, w = np.float32, entry.weight.numpy().copy()
+    m, v = np.zeros(entry.shape, f), np.zeros(entry.shape, f)
+    for t in range(3):
+        g = np.random.default_rng(t).standard_normal(entry.shape, np.float32)
+        reference._adamw(entry, torch.from_numpy(g.copy()), t)
+        rate = 5e-3 * (0.1 + (1 - 0.1) * 0.5 * (1 + math.cos(math.pi * (t / 20))))
+        m = m * f(0.9) + g * f(1 - 0.9)
+        v = v * f(0.95) + (g * g) * f(1 - 0.95)
+        u = (m / f(1 - 0.9 ** (t + 1))) / (np.sqrt(v / f(1 - 0.95 ** (t + 1))) + f(1e-8))
+        w = w * f(1 - rate * 0.1) - u * f(rate)
+    for mine, array in ((w, entry.weight), (m, entry.m), (v, entry.v)):
+        assert np.array_equal(mine, array.numpy())
+
+
 def test_the_root_sees_every_bit_of_every_array():
     reference = a_reference(tied=True)
     reference.calibrate()
@@ -149,6 +166,17 @@ def test_same_run_same_root_and_a_saved_state_goes_on(tmp_path):
     assert first.state_root() == second.state_root()
     with pytest.raises(InputError):
         second.step(1)
+
+
+def test_a_saved_baseline_goes_on(tmp_path):
+    config = a_config()
+    first, second = (Plain(config, config.model.config, *streams()) for _ in range(2))
+    first.step(0)
+    first.save(tmp_path / "state.pt")
+    second.load(tmp_path / "state.pt")
+    assert second.updates == 1
+    assert second.step(1) == first.step(1)
+    assert second.holdout_loss() == first.holdout_loss()
 
 
 def test_chunks_give_the_gradient_up_to_rounding():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -22,7 +23,8 @@ from subnet.run.runfile import parse_run
 from subnet.timing import Deadline
 
 ROOT = Path(__file__).resolve().parent.parent
-START_S, RUN_S = 100.0, 100.0
+START_S, RUN_S = 240.0, 240.0
+pytestmark = pytest.mark.timeout(600)  # the waits are deadlines, not expectations: a machine may be busy
 
 RUN = """
 [run]
@@ -113,7 +115,11 @@ def test_a_run_trains_and_is_exported_for_plain_transformers(
         "assert not any(name.split('.')[0] in ('iota', 'subnet', 'miner', 'validator') for name in sys.modules)\n"
     )
     plain = subprocess.run(
-        [sys.executable, "-P", "-c", code, str(done.directory)], capture_output=True, text=True, timeout=90, cwd=tmp_path
+        [sys.executable, "-P", "-c", code, str(done.directory)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        cwd=tmp_path,
     )
     assert plain.returncode == 0, plain.stderr
     loss, new = plain.stdout.split()
@@ -127,9 +133,7 @@ def test_a_run_trains_and_is_exported_for_plain_transformers(
         export_run(swarm.remote(), "calm", tmp_path / "model", deadline=Deadline.after(10))
 
 
-def test_a_kill_and_a_join_and_other_cuts_change_no_bit(
-    swarm: LocalSwarm, config: RunConfig, calm_root: str
-) -> None:
+def test_a_kill_and_a_join_and_other_cuts_change_no_bit(swarm: LocalSwarm, config: RunConfig, calm_root: str) -> None:
     swarm.submit(changed(config, "stormy"))
     at_work = swarm.wait_until(
         lambda status: status.summary.name == "stormy" and status.summary.step >= 1 and len(status.members) == 3,
@@ -203,11 +207,8 @@ def test_the_views_of_a_status(calm_root: str, swarm: LocalSwarm) -> None:
 
     status = swarm.status()
     assert isinstance(status, RunStatus)
-    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    try:
-        console.print(render(status))
-    finally:
-        console.file.close()
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(render(status))
     assert status.summary.name in console.export_text()
     assert status.summary.name in headline(msgspec.structs.replace(status, steps=()))
 

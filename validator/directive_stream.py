@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 import msgspec
 
@@ -14,6 +14,14 @@ from validator.journal_store import JournalStore
 
 MAX_BATCH_RECORDS = 4096
 PURPOSE_BATCH = "directives/1"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An encoded batch, and the number of the record after it."""
+
+    data: bytes
+    next_number: int
 
 
 class DirectiveFeed:
@@ -40,16 +48,15 @@ class DirectiveFeed:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def frames(self, position: int) -> AsyncGenerator[bytes]:
-        """Batches from ``position`` on (see :meth:`validator.journal_core.JournalCore.resume`)."""
+    async def next_frame(self, position: int) -> Frame | None:
+        """The batch from ``position`` on, as soon as there is one; None when the feed is closed."""
         while not self.closed:
             changed = self._changed
             if position < self.visible:
                 end = min(self.visible, position + MAX_BATCH_RECORDS)
-                yield self._batch(position, end)
-                position = end
-            else:
-                await changed.wait()
+                return Frame(self._batch(position, end), end)
+            await changed.wait()
+        return None
 
     def _batch(self, first: int, end: int) -> bytes:
         if self._last is not None and self._last[:2] == (first, end):

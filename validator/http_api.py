@@ -117,8 +117,9 @@ class HttpApi:
         writer = FrameWriter(call)
         try:
             async with writer as out:
-                async for frame in feed.frames(position):
-                    await out.send(frame)
+                while (frame := await out.race(feed.next_frame(position))) is not None:
+                    await out.send(frame.data)
+                    position = frame.next_number
         finally:
             self._backend.stream_lost(call.hotkey)
         return writer.response

@@ -52,30 +52,62 @@ axes.text(
 
 for stage in range(3):
     x = 0.6 + stage * 4.3
-    axes.text(
-        x + 1.5, 8.2, f"stage {stage}", ha="center", fontsize=10, color=EDGES[stage], fontweight="bold"
-    )
+    axes.text(x + 1.5, 8.2, f"stage {stage}", ha="center", fontsize=10, color=EDGES[stage], fontweight="bold")
     for replica in range(3 if stage == 1 else 2):
         y = 6.9 - 1.25 * replica
         box(axes, x, y, 3, 0.9, f"miner {'abc'[stage]}{replica + 1}", STAGES[stage], EDGES[stage])
-for start, end, shift in (((3.65, 7.45), (4.85, 6.2), 0.0), ((7.95, 6.2), (9.15, 7.45), 0.0)):
+for start, end in (((3.65, 7.45), (4.85, 6.2)), ((7.95, 6.2), (9.15, 7.45))):
     arrow(axes, start, end, EDGES[0], width=1.8)
 arrow(axes, (9.15, 7.2), (7.95, 5.95), "#a33", line="--")
 arrow(axes, (4.85, 5.95), (3.65, 7.2), "#a33", line="--")
-axes.text(6.5, 3.65, "microbatch m goes forward (solid) and its gradient back (dashed);", fontsize=8.5, color=QUIET, ha="center")
-axes.text(6.5, 3.15, "when b2 dies, m is dealt to b1 or b3 and computed again: same bits", fontsize=8.5, color=QUIET, ha="center")
+axes.text(
+    6.5,
+    3.65,
+    "microbatch m goes forward (solid) and its gradient back (dashed);",
+    fontsize=8.5,
+    color=QUIET,
+    ha="center",
+)
+axes.text(
+    6.5,
+    3.15,
+    "when b2 dies, m is dealt to b1 or b3 and computed again: same bits",
+    fontsize=8.5,
+    color=QUIET,
+    ha="center",
+)
 
 arrow(axes, (12.4, 6.4), (13.6, 6.4), INK, width=1.8)
-box(axes, 13.7, 5.2, 3.3, 2.5, "whole numbers\nq = rint(g · 2$^{-k}$)\n\npartial sums by\nstage and member", "white", EDGES[1], 8.5)
+box(
+    axes,
+    13.7,
+    5.2,
+    3.3,
+    2.5,
+    "whole numbers\nq = rint(g · 2$^{-k}$)\n\npartial sums by\nstage and member",
+    "white",
+    EDGES[1],
+    8.5,
+)
 arrow(axes, (17.05, 6.4), (17.75, 6.4), INK, width=1.8)
-box(axes, 17.85, 5.2, 3.6, 2.5, "butterfly merge\neach owner adds\nits partition:\nany order, any fleet,\nthe same sum", "white", EDGES[1], 8.5)
+MERGE = "butterfly merge\neach owner adds\nits partition:\nany order, any fleet,\nthe same sum"
+box(axes, 17.85, 5.2, 3.6, 2.5, MERGE, "white", EDGES[1], 8.5)
 arrow(axes, (19.65, 5.1), (19.65, 4.3), INK, width=1.8)
 box(axes, 17.85, 2.7, 3.6, 1.5, "every replica checks\nthe sum's fingerprint", "white", EDGES[1], 8.5)
 arrow(axes, (17.75, 3.45), (17.05, 3.45), INK, width=1.8)
 box(axes, 13.7, 2.7, 3.3, 1.5, "stage sealed,\nstep sealed, update", "white", EDGES[1], 8.5)
 
-box(axes, 0.3, 0.3, 10.4, 1.7, "object store: token shards, snapshots, merged gradients\n(all addressed by their hash)", "#f4f4f4")
-box(axes, 11.3, 0.3, 10.4, 1.7, "state after step t = a function of (run file, data, t):\nsnapshot + log gives any member the same state root", "#f4f4f4")
+box(
+    axes,
+    0.3,
+    0.3,
+    10.4,
+    1.7,
+    "object store: token shards, snapshots, merged gradients\n(all addressed by their hash)",
+    "#f4f4f4",
+)
+STATE = "state after step t = a function of (run file, data, t):\nsnapshot + log gives any member the same state root"
+box(axes, 11.3, 0.3, 10.4, 1.7, STATE, "#f4f4f4")
 
 figure.tight_layout(pad=0.3)
 figure.savefig(Path(__file__).with_name("pipeline.png"))

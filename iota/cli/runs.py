@@ -57,12 +57,20 @@ def data_prepare(
 def plan(
     run_file: RunFile,
     replicas: Annotated[int, typer.Option(help="Miners per stage.")] = 1,
+    measure: Annotated[bool, typer.Option("--measure", help="Cut by times measured here instead of FLOPs.")] = False,
 ) -> None:
     """Print stages, parameters, memory per miner and bytes on the wire per step, before anything starts."""
-    from iota.plan import make_plan, render
+    from rich.console import Console
+
     from subnet.run.runfile import load_run_file
 
-    print(render(make_plan(load_run_file(run_file), replicas=replicas)))
+    config = load_run_file(run_file)
+    from iota.plan import make_plan, measure_unit_costs, render
+    from iota.submission import load_model
+
+    model_config = load_model(config)[0].model_config
+    costs = measure_unit_costs(config, model_config) if measure else None
+    Console().print(render(make_plan(config, model_config, unit_costs=costs, replicas=replicas)))
 
 
 def run_submit(

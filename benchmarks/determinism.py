@@ -1,0 +1,181 @@
+"""The fleet never touches the result: a reference and five swarms end with the same state root after 30 steps.
+
+The reference is the whole model in plain ``transformers`` in one process (:mod:`benchmarks.reference`); the swarms are
+1 stage x 1 miner, 2 x 1, 3 x 2, 4 x 3, and 3 x 2 with a ``kill -9`` and a join. fp32 and bf16 autocast, tied and untied.
+
+    python -m benchmarks.determinism            # keeps finished parts in benchmarks/out/determinism
+    python -m benchmarks.determinism --quick    # fp32 untied, 1 x 1 and 2 x 2 with a kill and a join, 6 steps
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.corpus import OUT
+from benchmarks.reference import Reference
+from benchmarks.setting import stream_tokens
+from benchmarks.swarms import Fault, run_swarm
+from iota.prepare import PreparedData, prepare_data
+from subnet.protocol.wire import blob_hash
+from subnet.run.config import (
+    DataSection,
+    EvaluationSection,
+    ModelSection,
+    PipelineSection,
+    PrecisionSection,
+    RunConfig,
+    RunSection,
+    ScheduleSection,
+    SnapshotSection,
+)
+
+BOOK = Path(__file__).resolve().parent.parent / "iota" / "assets" / "moby_dick.txt"
+DIRECTORY = OUT / "determinism"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    name: str
+    stages: int
+    miners: int
+    faults: tuple[Fault, ...] = ()
+
+
+def fleets(steps: int) -> tuple[Fleet, ...]:
+    churn = (Fault(steps // 3, "kill", 0), Fault(steps // 2, "join"))
+    return (
+        Fleet("1x1", 1, 1),
+        Fleet("2x1", 2, 2),
+        Fleet("3x2", 3, 6),
+        Fleet("4x3", 4, 12),
+        Fleet("3x2-churn", 3, 6, churn),
+    )
+
+
+def config_of(precision: str, tied: bool, stages: int, steps: int, data: Path) -> RunConfig:
+    model = {
+        "model_type": "llama",
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": tied,
+    }
+    return RunConfig(
+        run=RunSection(name=f"determinism-{precision}-{'tied' if tied else 'untied'}-{stages}", seed=7, steps=steps),
+        model=ModelSection(config=model),
+        data=DataSection(sources=(str(data),), sequence_length=64),
+        schedule=ScheduleSection(warmup_steps=5),
+        pipeline=PipelineSection(stages=stages, microbatches=8, microbatch_rows=2),
+        precision=PrecisionSection(compute=precision),
+        snapshot=SnapshotSection(every_steps=10),
+        evaluation=EvaluationSection(rows=4),
+    )
+
+
+def prepared() -> tuple[PreparedData, Path]:
+    directory = DIRECTORY / "data"
+    return prepare_data([BOOK], directory, vocab_size=512, holdout_fraction=0.05), directory
+
+
+def reference_root(precision: str, tied: bool, steps: int) -> str:
+    data, directory = prepared()
+    config = config_of(precision, tied, 1, steps, directory)
+    files = {blob_hash(path.read_bytes()): path for path in directory.iterdir() if path.is_file()}
+    manifest = data.manifest
+
+    def read(blob: str) -> bytes:
+        return next(path for hash_, path in files.items() if hash_ == blob).read_bytes()
+
+    reference = Reference(
+        config,
+        dict(config.model.config or {}),
+        stream_tokens(manifest, manifest.train, read),
+        stream_tokens(manifest, manifest.holdout, read),
+    )
+    reference.calibrate()
+    for step in range(steps):
+        reference.step(step)
+    return reference.state_root()
+
+
+def swarm_root(fleet: Fleet, precision: str, tied: bool, steps: int) -> dict[str, object]:
+    _, data = prepared()
+    config = config_of(precision, tied, fleet.stages, steps, data)
+    result = run_swarm(DIRECTORY / "swarm", config, fleet.miners, faults=fleet.faults)
+    status = result.status
+    return {
+        "root": result.root,
+        "faults": result.faults,
+        "num_gone": status.num_gone,
+        "num_joined": status.num_joined,
+        "num_voids": status.num_voids,
+        "first_step_s": round(result.first_step_s, 2),
+    }
+
+
+def part(name: str, make: object, again: bool) -> dict[str, object]:
+    """A finished part from disk, or made now."""
+    path = DIRECTORY / f"{name}.json"
+    if path.exists() and not again:
+        return json.loads(path.read_text())
+    made = make()  # type: ignore[operator]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(made))
+    print(f"{name}: {made}", flush=True)
+    return made
+
+
+def compare(precision: str, tied: bool, steps: int, chosen: tuple[Fleet, ...], again: bool) -> dict[str, object]:
+    setting = f"{precision}-{'tied' if tied else 'untied'}-{steps}"
+    expected = part(f"{setting}-reference", lambda: {"root": reference_root(precision, tied, steps)}, again)
+    roots: dict[str, object] = {"reference": expected["root"]}
+    for fleet in chosen:
+        found = part(f"{setting}-{fleet.name}", lambda fleet=fleet: swarm_root(fleet, precision, tied, steps), again)
+        roots[fleet.name] = found["root"]
+        if fleet.faults and (len(found["faults"]) != len(fleet.faults) or not found["num_gone"]):  # type: ignore[arg-type]
+            roots[fleet.name] = "the faults did not fire"
+    return roots
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--again", action="store_true", help="forget finished parts")
+    options = parser.parse_args(arguments)
+    settings = [("fp32", False)] if options.quick else [(p, tied) for p in ("fp32", "bf16") for tied in (False, True)]
+    steps = 6 if options.quick else 30
+    quick = (Fleet("1x1", 1, 1), Fleet("2x2-churn", 2, 4, (Fault(2, "kill", 0), Fault(3, "join"))))
+    chosen = quick if options.quick else fleets(steps)
+    table = {
+        f"{precision} {'tied' if tied else 'untied'}": compare(
+            precision, tied, steps, chosen, options.again or options.quick
+        )
+        for precision, tied in settings
+    }
+    different = {
+        f"{setting} {fleet}": root
+        for setting, roots in table.items()
+        for fleet, root in roots.items()
+        if root != roots["reference"]
+    }
+    figures = {"steps": steps, "roots": table, "num_runs": sum(len(roots) for roots in table.values())}
+    result = {
+        "name": "determinism",
+        "figures": {**figures, "num_different": len(different), "different": different},
+        "limits": {"num_different": 0},
+        "ok": not different,
+    }
+    print(json.dumps(result))
+    return 0 if result["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

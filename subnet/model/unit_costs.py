@@ -1,0 +1,82 @@
+"""Measured cost of a model's units on the real chunk shape: what the planner cuts by. Bounded in time."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from subnet.model.registry import Architecture
+from subnet.model.stage import StageModule, StageSpec, prepare_torch
+from subnet.run.config import RunConfig
+
+_REPEATS = 3
+
+
+def measure_unit_costs(
+    config: RunConfig, architecture: Architecture, *, budget_s: float = 20.0, device: str = "cpu"
+) -> list[float]:
+    """Forward and backward seconds of a chunk for [embedding, layer 0, ..., head]: each the median of three.
+
+    Sets the process's thread count to the run's. A unit whose first run has used its third of ``budget_s`` isn't
+    repeated; identical layers are measured once.
+    """
+    prepare_torch(config.precision.num_threads)
+    rows, length = config.pipeline.microbatch_rows // config.pipeline.chunks, config.data.sequence_length
+    target, hidden = torch.device(device), architecture.hidden_size
+    generator = torch.Generator().manual_seed(0)
+
+    def module(spec: StageSpec) -> StageModule:
+        built = StageModule(architecture, spec, config.model.attention, compute=config.precision.compute)
+        shapes = {name: built.get_parameter(name.removeprefix("model.")).shape for name, _ in built.leaf_names()}
+        built.bind(
+            {
+                entry: torch.empty(shapes[name]).normal_(0.0, 0.02, generator=generator).to(target)
+                for name, entry in built.leaf_names()
+            }
+        )
+        return built
+
+    tokens_BL = torch.randint(0, architecture.vocab_size, (rows, length), generator=generator).to(target)
+    states_BLH = torch.randn(rows, length, hidden, generator=generator).to(target)
+    gradient_BLH = torch.full_like(states_BLH, 1e-3)
+
+    def through(part: StageModule, x: torch.Tensor) -> None:
+        wanted = [*([x] if x.requires_grad else []), *part.parameters()]
+        torch.autograd.grad(part(x), wanted, grad_outputs=gradient_BLH)
+
+    def head_step() -> None:
+        x = states_BLH.detach().requires_grad_()
+        y = head(x)
+        loss = head.chunk_loss(
+            y, tokens_BL, divisor=rows * length, piece_tokens=config.objective.ce_chunk_tokens, want_grad=True
+        )
+        norm = [p for name, p in head.named_parameters() if not name.startswith("lm_head")]
+        torch.autograd.grad(y, [x, *norm], grad_outputs=loss.hidden_grad_BLH)
+
+    embedding = module(StageSpec(range(0), True, False))
+    layer = module(StageSpec(range(1), False, False))
+    head = module(StageSpec(range(0), False, True))
+    share_s = budget_s / 3
+    costs = [
+        _median_s(lambda: through(embedding, tokens_BL), share_s, target),
+        _median_s(lambda: through(layer, states_BLH.detach().requires_grad_()), share_s, target),
+        _median_s(head_step, share_s, target),
+    ]
+    return [costs[0], *[costs[1]] * architecture.num_layers, costs[2]]
+
+
+def _median_s(work: Callable[[], None], budget_s: float, device: torch.device) -> float:
+    spent: list[float] = []
+    begun = time.perf_counter()
+    while len(spent) <= _REPEATS:  # the first run warms up
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        spent.append(time.perf_counter() - start)
+        if time.perf_counter() - begun > budget_s:
+            break
+    return statistics.median(spent[1:] or spent)

@@ -1,0 +1,75 @@
+"""Random schedules: with all rules on nothing breaks; with any one rule removed something does."""
+
+from __future__ import annotations
+
+import pytest
+from schedule_nodes import Bad
+from schedule_rules import RULES
+from schedule_sim import LIES, Sim, run_many
+
+ALL_FINE = {"ok", "tainted", "wrong but tainted"}
+
+
+def broken(seeds: range, **options: object) -> dict[str, int]:
+    """First seed of each kind of failure."""
+    return run_many(seeds, **options)[1]
+
+
+@pytest.mark.parametrize("first", range(0, 120, 20))
+def test_every_schedule_ends_right(first: int) -> None:
+    assert broken(range(first, first + 20)) == {}
+
+
+@pytest.mark.parametrize("profile", ["void", "takeover"])
+def test_schedules_of_one_kind_of_trouble_end_right(profile: str) -> None:
+    assert broken(range(1000, 1040), profile=profile, checks_all=False) == {}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_no_lie_stops_the_run_or_gets_an_honest_member_convicted(lie: str) -> None:
+    assert broken(range(2000, 2004), lie=lie, checks_all=False) == {}
+
+
+def test_the_schedules_go_where_it_hurts() -> None:
+    """A test of the test: what the rules are for does happen."""
+    outcomes, examples = run_many(range(3000, 3040), checks_all=False)
+    assert examples == {}
+    for kind in ("Voided", "Revoking", "Gone", "ReplayLeased", "MicrobatchSkipped", "StoreRouted"):
+        assert outcomes[kind] > 0, kind
+    assert outcomes["tainted"] < 40 / 4
+
+
+def test_the_sim_sees_a_wrong_sum() -> None:
+    """The reference isn't the production code's own opinion: a sum that differs in one microbatch is found."""
+    sim = Sim(1, checks_all=False)
+    real = sim.reference.counted
+    sim.reference.counted = lambda step, skipped: real(step, skipped)[1:]  # type: ignore[method-assign]
+    with pytest.raises(Bad, match="wrong"):
+        sim.run()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_ten_thousand_schedules_end_right() -> None:
+    outcomes, examples = run_many(range(10_000, 20_000), checks_all=False)
+    assert examples == {}
+    assert outcomes["ok"] == 10_000
+
+
+FOUND: dict[str, tuple[str, str, int]] = {}
+"""By rule: profile, lie and a seed whose schedule fails without the rule; filled below."""
+
+
+@pytest.mark.parametrize("rule", sorted(FOUND))
+def test_without_a_rule_a_schedule_fails(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile, lie, seed = FOUND[rule]
+    Sim(seed, profile=profile, lie=lie, checks_all=False).run()
+    sim = Sim(seed, profile=profile, lie=lie, checks_all=False)
+    RULES[rule](monkeypatch, sim)
+    with pytest.raises(Exception, match=r".") as found:
+        sim.run()
+    assert type(found.value).__name__ in ("Bad", "InvariantBroken", "KeyError")
+
+
+def test_every_rule_is_tried() -> None:
+    assert set(FOUND) == set(RULES)
