@@ -120,7 +120,11 @@ def run_demo(settings: DemoSettings) -> int:
             story = _Story(swarm, view, kill_at)
             deadline = Deadline.after(_RUN_S)
             swarm.wait_until(
-                lambda status: status.summary.state == "finished", deadline, steps=_ALL_STEPS, seen=story.seen
+                lambda status: status.summary.state == "finished",
+                deadline,
+                steps=_ALL_STEPS,
+                poll_s=0.5,
+                seen=story.seen,
             )
         status = swarm.status(steps=_ALL_STEPS)
         assert status is not None  # it has just been seen

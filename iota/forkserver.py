@@ -7,13 +7,14 @@ then SIGKILL after a grace), so nothing outlives the process that started it, ev
 from __future__ import annotations
 
 import ctypes
+import gc
+import importlib
 import json
 import os
 import select
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 GRACE_S = 10.0
@@ -22,14 +23,31 @@ LIGHT = ("chain", "store", "validator")
 """Entries that need no torch: they may start before the heavy imports are done."""
 
 
+LIGHT_MODULES = ("iota.entries", "subnet.chain.local_server", "subnet.store.server", "validator.node")
+HEAVY_MODULES = (
+    "torch",
+    "transformers.models.llama.modeling_llama",
+    "transformers.masking_utils",
+    "iota.submit",
+    "iota.plan",
+    "subnet.model.hardware_class",
+    "miner.start",
+    "miner.node",
+    "miner.stage_executor",
+)
+
+
+def load(modules: tuple[str, ...]) -> None:
+    """Import what the processes will need; it creates no thread (this process forks)."""
+    for name in modules:
+        importlib.import_module(name)
+
+
 def warm_up() -> None:
-    """Import what every miner and the submitter need; create no thread."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch
-
-    torch.set_num_threads(1)
-
-    import validator.node  # noqa: F401
+    """Import what every miner and the submitter need."""
+    load(HEAVY_MODULES)
+    sys.modules["torch"].set_num_threads(1)
+    gc.freeze()  # the children then share these pages for longer
 
 
 def _die_with_parent() -> None:
@@ -99,7 +117,8 @@ def _end(children: set[int]) -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
-    Path.cwd()
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    load(LIGHT_MODULES)
     children: set[int] = set()
     waiting: list[dict[str, Any]] = []
     warm = False

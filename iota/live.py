@@ -47,7 +47,7 @@ def headline(status: RunStatus) -> str:
     if last.holdout_loss is not None:
         parts.append(f"hold-out {last.holdout_loss:.4f}")
     parts += [f"{status.tokens_per_s:,.0f} tokens/s", f"{len(status.members)} members"]
-    if summary.waiting_for:
+    if summary.state == "waiting" and summary.waiting_for:
         parts.append(f"waits for {summary.waiting_for}")
     return " · ".join(parts)
 

@@ -37,9 +37,14 @@ class _Job:
 
 
 class ComputeThread:
-    """Runs jobs by priority; ``busy_s`` sums the time spent in jobs, by the class of their priority."""
+    """Runs jobs by priority; ``busy_s`` sums the time spent in jobs, by kind (``kind_of`` the job's key)."""
 
-    def __init__(self, name: str = "compute", on_start: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        name: str = "compute",
+        on_start: Callable[[], None] | None = None,
+        kind_of: Callable[[object], str] = lambda key: type(key).__name__,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._condition = threading.Condition()
         self._jobs: list[_Job] = []
@@ -47,7 +52,9 @@ class ComputeThread:
         self._stopping = False
         self._on_start = on_start
         self.running: object | None = None
-        self.busy_s: dict[int, float] = {}
+        self.busy_s: dict[str, float] = {}
+        self._kind_of = kind_of
+        self._began_s = time.perf_counter()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -69,6 +76,17 @@ class ComputeThread:
         for job in dropped:
             job.future.cancel()
         return len(dropped)
+
+    def time_by_kind(self) -> dict[str, float]:
+        """Seconds since the thread began: by kind of job, and ``waiting`` with nothing to compute."""
+        whole = time.perf_counter() - self._began_s
+        kinds = {kind: round(spent, 3) for kind, spent in sorted(self.busy_s.items())}
+        return {**kinds, "waiting": round(whole - sum(self.busy_s.values()), 3)}
+
+    def restart_clock(self) -> None:
+        """Count from now on."""
+        self.busy_s.clear()
+        self._began_s = time.perf_counter()
 
     def __len__(self) -> int:
         return len(self._jobs) + (self.running is not None)
@@ -103,7 +121,8 @@ class ComputeThread:
             except BaseException as error:  # noqa: BLE001 - handed to whoever awaits the job
                 failure = error
             spent = time.perf_counter() - started
-            self.busy_s[job.priority[0]] = self.busy_s.get(job.priority[0], 0.0) + spent
+            kind = self._kind_of(job.key)
+            self.busy_s[kind] = self.busy_s.get(kind, 0.0) + spent
             self.running = None
             try:
                 self._loop.call_soon_threadsafe(_settle, job.future, result, failure)

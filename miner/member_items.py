@@ -124,3 +124,14 @@ def _priority(owe: Compute) -> Priority:
     if owe.evaluation:
         return (FORWARD, 1 << 30, owe.microbatch)
     return (BACKWARD if owe.backward else FORWARD, owe.microbatch)
+
+
+def kind_of(key: object) -> str:
+    """What a job is called where time is counted."""
+    if not isinstance(key, Compute):
+        return type(key).__name__ if not isinstance(key, str) else key
+    if key.generation is None:
+        return "replay"
+    if key.evaluation:
+        return "evaluation"
+    return "backward" if key.backward else "forward"

@@ -19,7 +19,7 @@ from subnet.errors import IotaError, NotFound
 from subnet.model.snapshots import ChunkRef, decode_manifest, select_entries
 from subnet.run.state import group_of, partitions_of
 from subnet.timing import Deadline
-from subnet.words import BlobHash
+from subnet.words import CALIBRATION_STEP, BlobHash
 
 RESTORE_S = 600.0
 APPLY_S = 120.0
@@ -104,6 +104,8 @@ class StateWork:
 
         root = await context.compute.submit(owe, (URGENT, 0), update)
         context.local.root, context.local.version = root, stage.state.next_step
+        if step == CALIBRATION_STEP:
+            context.compute.restart_clock()
         self.end_step(step)
 
     def end_step(self, step: int) -> None:

@@ -6,6 +6,7 @@ Order of a shutdown: say good-bye (leases go back), stop the pump, close peers, 
 from __future__ import annotations
 
 import asyncio
+import json
 
 from loguru import logger
 
@@ -17,6 +18,7 @@ from miner.directives import Directives
 from miner.find_validator import find_validator, say_hello
 from miner.hardware import choose_device, prepare_torch
 from miner.heartbeat import HeartbeatHandle
+from miner.member_items import kind_of
 from miner.member_links import Links
 from miner.run_member import RunMember
 from miner.settings import MinerSettings
@@ -88,7 +90,7 @@ class MinerNode:
         try:
             plan = plan_of(planned)
             threads = plan.config.precision.num_threads
-            compute = ComputeThread(on_start=lambda: prepare_torch(threads))
+            compute = ComputeThread(on_start=lambda: prepare_torch(threads), kind_of=kind_of)
             device = choose_device(self._settings.device)
             golden = await compute.submit("golden", (0,), lambda: hardware_class(plan, device))
             context = await self._context(client, planned, plan, directives, compute, device)
@@ -111,7 +113,7 @@ class MinerNode:
                 await member.run(transport.port)
                 watcher.cancel()
             await member.leave()
-            logger.info("run {} has finished", run)
+            logger.info("run {} has finished; time by kind: {}", run, json.dumps(compute.time_by_kind()))
         finally:
             self._member = None
             if member is not None:

@@ -322,7 +322,7 @@ class Miner:
         self.sim.send(to, self, "boundary", frame, value)
 
     def give_slice(self, to: Miner, value: str) -> None:
-        if self.lie in ("mute", "withhold"):
+        if self.lie in ("mute", "withhold") and self.local.version != CALIBRATION_STEP:
             return
         given = self.own_slices[value]
         if self.lie == "slice":
@@ -505,7 +505,9 @@ class Miner:
             self.give_slice(self.sim.addresses[owe.to], owe.hash)
 
     def do_StoreSlice(self, me: Member, owe: StoreSlice) -> None:
-        if self.sim.up and self.lie not in ("withhold", "slice"):
+        if self.lie == "slice" or (self.lie == "withhold" and owe.step != CALIBRATION_STEP):
+            return
+        if self.sim.up:
             self.sim.put(self.own_slices[owe.hash])
             self.local.stored.add(owe.hash)
 
@@ -538,7 +540,10 @@ class Miner:
         self.local.merged[(owe.step, owe.group, owe.version), owe.partition] = merged
 
     def do_Fingerprint(self, me: Member, owe: Fingerprint) -> None:
+        known = (owe.step, owe.group) in self.seeds
         self.seeds[owe.step, owe.group] = owe.seed
+        if self.lie == "crafty" and not known:
+            return  # silent once, so that there is another version, with a seed it may know by then
         merge = st.merge_of(self.state, owe.step, owe.group)
         assert merge is not None
         entry = next(entry for entry in merge.entries if entry.member == me)

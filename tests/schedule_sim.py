@@ -25,6 +25,9 @@ LIES = (
     "slice fp withhold owner nopub accuse nocommit nofp noown nocheck mute crafty square yes nosnap".split()
 )
 
+MAX_PASSES = 400
+"""Units of time after which a run that isn't finished counts as stuck: mute members run every deadline down."""
+
 
 class Sim:
     """One schedule, all of it decided by ``seed``."""
@@ -132,6 +135,8 @@ class Sim:
         if isinstance(event, ev.Gone) and not self.tainted:
             if event.why == "liar" and event.member.hotkey not in self.liars:
                 raise Bad(f"honest {event.member} convicted")
+            if event.why == "silent" and event.member.hotkey not in self.liars and self.profile == "calm":
+                raise Bad(f"honest {event.member} taken for silent")
             if event.why == "checksum":
                 raise Bad(f"{event.member} has another state")
         if isinstance(event, ev.StageSealed):
@@ -276,7 +281,12 @@ class Sim:
             heat, loss, haste, double = 0.005, 0, 0.06, 0.3
         if self.profile == "takeover":
             heat, loss, haste, double = 0.04, 0, 0.01, 0.3
-        for _ in range(rng.choice([60, 120, 250, 400])):
+        late_share, length = 0.3, rng.choice([60, 120, 250, 400])
+        if self.profile == "stale":
+            heat, loss, haste, double, late_share, length = 0.002, 0, 0.08, 0.5, 0.7, 500
+        if self.profile == "calm":
+            return
+        for _ in range(length):
             x = rng.random()
             if x < heat:
                 self.fault()
@@ -286,7 +296,7 @@ class Sim:
                 if nodes:
                     rng.choice(nodes).tick(True)
             elif x < 0.6 and self.bag:
-                late = rng.random() < 0.3
+                late = rng.random() < late_share
                 index = rng.randrange(len(self.bag)) if late else min(len(self.bag) - 1, int(rng.expovariate(0.3)))
                 if rng.random() < loss:
                     self.flying.discard(self.bag.pop(index)[4])
@@ -312,7 +322,7 @@ class Sim:
             self.restart(self.coordinators[-1])
         self.coordinator = self.coordinators[-1]
         idle = 0
-        for _ in range(3000):
+        for _ in range(6000):
             self.progress = self.busy = False
             before = sum(len(c.journal) for c in self.coordinators)
             if self.coordinator.dead:
@@ -340,7 +350,7 @@ class Sim:
     def _pass_time(self) -> bool:
         self.now += 1
         self.passes += 1
-        if self.passes > 150:
+        if self.passes > MAX_PASSES:
             return False
         state = self.coordinator.state
         served = {info.stage for member, info in state.members.items() if member.hotkey not in self.liars}

@@ -54,7 +54,8 @@ async def test_a_changed_record_stops_the_start_and_names_its_number(tmp_path: P
     await journal.commit()
     journal.close()
     connection = sqlite3.connect(path)
-    connection.execute("UPDATE records SET data = x'00' || substr(data, 2) WHERE number = ?", (number,))
+    (data,) = connection.execute("SELECT data FROM records WHERE number = ?", (number,)).fetchone()
+    connection.execute("UPDATE records SET data = ? WHERE number = ?", (b"\x00" + data[1:], number))
     connection.commit()
     connection.close()
     with pytest.raises(Corrupt, match=f"record {number} does not fit"):

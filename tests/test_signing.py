@@ -159,7 +159,7 @@ def test_wallets_are_bittensors_own_files(tmp_path: Path) -> None:
 
 
 def test_a_wallet_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"doesn't exist.*iota wallet create --wallet.name cold"):
+    with pytest.raises(ConfigError, match=r"doesn't exist.*iota wallet new --wallet.name cold"):
         load_wallet("cold", "hot", tmp_path)
     create_wallet("cold", "hot", tmp_path)
     with pytest.raises(ConfigError, match="already exists"):

@@ -161,8 +161,9 @@ class _Desk:
     dealt: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
     def finish_s(self, member: Member) -> float:
-        """When one more item would be finished."""
-        return (self.load[member] + 1) * self.each_s[member]
+        """When one more item would be finished; who was gone silently before is trusted with less."""
+        doubt = 2 ** min(self.state.absences.get(member.hotkey, 0), MAX_DOUBLINGS)
+        return (self.load[member] + 1) * self.each_s[member] * doubt
 
     def is_dealt(self, m: int, stage: int) -> bool:
         return (m, stage) in self.dealt or self.work.items[stage][m].status != st.OPEN

@@ -55,15 +55,16 @@ class History:
         self.num_merges = self.num_voids = self.num_gone = self.num_joined = 0
         self.final_holdout: float | None = None
         self.root: str | None = None
-        self._planned_ns = 0
+        self._since_ns = 0
 
     def fold(self, record: Record) -> None:
         event = record.event
         match event:
             case StepPlanned():
-                self._planned_ns = record.time_ns
+                self._since_ns = self._since_ns or record.time_ns
             case StepSealed():
-                seconds = (record.time_ns - self._planned_ns) / 1e9
+                seconds = (record.time_ns - self._since_ns) / 1e9
+                self._since_ns = record.time_ns
                 loss, norm = bits_fp64(event.loss_bits), bits_fp64(event.norm_bits)
                 if event.step >= 0:
                     holdout = mean_loss(event.evaluation)
@@ -86,7 +87,7 @@ class History:
             self.lines.append(f"{stamp} {line}")
 
     def tokens_per_s(self, last: int = 10) -> float:
-        """Over the last steps, from planned to sealed."""
+        """Over the last steps, from seal to seal."""
         recent = list(self.steps)[-last:]
         seconds = sum(step.seconds for step in recent)
         return sum(step.tokens for step in recent) / seconds if seconds > 0 else 0.0

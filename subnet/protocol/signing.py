@@ -235,7 +235,7 @@ def load_wallet(name: str, hotkey: str, path: str | Path) -> Signer:
     try:
         wallet = Wallet(name, hotkey, str(path))
         if not wallet.hotkey_file.exists_on_device():
-            hint = f"create it: iota wallet create --wallet.name {name} --wallet.hotkey {hotkey} --wallet.path {path}"
+            hint = f"create it: iota wallet new --wallet.name {name} --wallet.hotkey {hotkey} --wallet.path {path}"
             raise ConfigError(f"{where} doesn't exist", hint=hint)
         if wallet.hotkey_file.is_encrypted():
             raise ConfigError(f"{where}: the hotkey is encrypted", hint="a server needs an unencrypted hotkey")

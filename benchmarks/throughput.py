@@ -1,0 +1,151 @@
+"""The swarm's speed against plain PyTorch and ``torch.distributed.pipelining``, measured in turn in one run.
+
+The 29.5M-parameter model, 16 microbatches of 4 x 256, whole optimizer steps with merges, hashes, receipts, journal and
+snapshots on. 2 stages x 1 miner (1 thread each) against pipelining with 2 processes; 2 stages x 2 replicas against
+pipelining with gloo data parallelism, 4 processes on the same cores. Prints where the time goes and the MFU.
+
+    python -m benchmarks.throughput [--quick] [--precision fp32 bf16] [--rounds N] [--steps N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from benchmarks import baselines
+from benchmarks.baseline_worker import Shape
+from benchmarks.corpus import OUT
+from benchmarks.swarms import run_swarm
+from iota.prepare import prepare_data
+from iota.swarm import SwarmOptions
+from subnet.errors import DeadlinePassed
+from subnet.protocol.api import RunStatus
+from subnet.run.config import (
+    DataSection,
+    EvaluationSection,
+    ModelSection,
+    PipelineSection,
+    PrecisionSection,
+    RunConfig,
+    RunSection,
+    SnapshotSection,
+)
+
+BOOK = Path(__file__).resolve().parent.parent / "iota" / "assets" / "moby_dick.txt"
+DIRECTORY = OUT / "throughput"
+LIMITS = {"two_miners_vs_pipelining": 0.80, "four_miners_vs_pipelining": 0.70}
+QUICK_LIMITS = {"two_miners_vs_pipelining": 0.05, "four_miners_vs_pipelining": 0.05}
+
+
+def config_of(shape: Shape, precision: str, steps: int, name: str) -> RunConfig:
+    vocab = shape.vocab_size
+    prepare_data([BOOK], DIRECTORY / f"data-{vocab}", vocab_size=vocab, holdout_fraction=0.05)
+    model: dict[str, Any] = {
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.heads,
+        "max_position_embeddings": shape.sequence_length,
+        "tie_word_embeddings": True,
+    }
+    return RunConfig(
+        run=RunSection(name=name, seed=1, steps=steps),
+        model=ModelSection(config=model),
+        data=DataSection(sources=(str(DIRECTORY / f"data-{vocab}"),), sequence_length=shape.sequence_length),
+        pipeline=PipelineSection(stages=2, microbatches=shape.microbatches, microbatch_rows=shape.rows),
+        precision=PrecisionSection(compute=precision),
+        snapshot=SnapshotSection(every_steps=max(2, steps // 2)),
+        evaluation=EvaluationSection(rows=0),
+    )
+
+
+def swarm_steps(shape: Shape, precision: str, miners: int, steps: int, warmup: int) -> tuple[list[float], RunStatus]:
+    """Seconds of each step after ``warmup``, from planned to planned (merge, seal and update included)."""
+    config = config_of(shape, precision, warmup + steps, f"throughput-{precision}-{miners}")
+    options = SwarmOptions(measure_costs=True, spare_miners=0)
+    result = run_swarm(DIRECTORY / "swarm", config, miners, options=options, limit_s=3600.0)
+    views = [step for step in result.status.steps if step.step >= warmup]
+    return [step.seconds for step in views], result.status
+
+
+def measure_round(shape: Shape, precision: str, steps: int, kinds: dict[str, int]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for kind in ("plain", "pipeline", "pipeline_dp"):
+        figures[kind] = median(baselines.measure(kind, precision, steps, shape=shape, deadline_s=3000.0))
+        print(f"  {precision} {kind}: {figures[kind]:.2f} s a step", file=sys.stderr, flush=True)
+    for name, miners in kinds.items():
+        seconds, _ = swarm_steps(shape, precision, miners, steps, 2)
+        figures[name] = median(seconds)
+        print(f"  {precision} {name}: {figures[name]:.2f} s a step ({seconds})", file=sys.stderr, flush=True)
+    return figures
+
+
+def breakdown(directory: Path) -> dict[str, dict[str, float]]:
+    """Where the miners' time went, from the last line each wrote about it: seconds by kind, over all steps."""
+    found: dict[str, dict[str, float]] = {}
+    for log in sorted((directory / "logs").glob("miner-*.log")):
+        lines = [line for line in log.read_text().splitlines() if "time by kind: " in line]
+        if lines:
+            found[log.stem] = json.loads(lines[-1].split("time by kind: ", 1)[1])
+    return found
+
+
+def compare(shape: Shape, precision: str, rounds: int, steps: int) -> dict[str, Any]:
+    measured: list[dict[str, float]] = []
+    kinds = {"two_miners": 2, "four_miners": 4}
+    for number in range(rounds):
+        print(f"{precision}, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+        measured.append(measure_round(shape, precision, steps, kinds))
+    seconds = {kind: median(one[kind] for one in measured) for kind in measured[0]}
+    peak = baselines.matmul_peak(precision, 2)
+    return {
+        "seconds_per_step": seconds,
+        "tokens_per_s": {kind: shape.tokens_per_step / value for kind, value in seconds.items()},
+        "mfu": {kind: baselines.mfu(shape, value, peak) for kind, value in seconds.items()},
+        "matmul_gflops_2_threads": peak,
+        "two_miners_vs_pipelining": median(one["pipeline"] / one["two_miners"] for one in measured),
+        "two_miners_vs_plain": median(one["plain"] / one["two_miners"] for one in measured),
+        "four_miners_vs_pipelining": median(one["pipeline_dp"] / one["four_miners"] for one in measured),
+        "time_by_kind_s": breakdown(DIRECTORY / "swarm"),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a small model, under a minute, limits of its own")
+    parser.add_argument("--precision", nargs="+", default=["fp32"], choices=["fp32", "bf16"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--microbatches", type=int, help="fewer than 16, for machines without fast bf16")
+    options = parser.parse_args(arguments)
+    shape, rounds, steps = (baselines.QUICK, 1, 3) if options.quick else (baselines.FULL, options.rounds, options.steps)
+    if options.microbatches:
+        shape = msgspec.structs.replace(shape, microbatches=options.microbatches)
+    limits = QUICK_LIMITS if options.quick else LIMITS
+    figures: dict[str, Any] = {"parameters": shape.parameters, "tokens_per_step": shape.tokens_per_step}
+    misses: Counter[str] = Counter()
+    for precision in options.precision:
+        figures[precision] = compare(shape, precision, rounds, steps)
+        for name, limit in limits.items():
+            misses[f"{precision} {name}"] += figures[precision][name] < limit
+    ok = not any(misses.values())
+    print(json.dumps({"name": "throughput", "figures": figures, "limits": limits, "ok": ok}))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except DeadlinePassed as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
