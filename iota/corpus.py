@@ -127,15 +127,15 @@ def _cut_tail(texts: Iterable[str], cut: int | None) -> Iterator[tuple[str, bool
     """Pieces with whether they lie behind byte ``cut``, cut there after a line or a space."""
     at, in_tail = 0, False
     for part in (part for text in texts for part in _chop(text)):
-        num_bytes, rest = len(part.encode("utf-8")), part
-        if cut is not None and not in_tail and at + num_bytes > cut:
-            where = _after_blank(part, max(0, cut - at))
+        data, rest = part.encode("utf-8"), part
+        if cut is not None and not in_tail and at + len(data) > cut:
+            where = _after_blank(part, len(data[: max(0, cut - at)].decode("utf-8", errors="ignore")))
             if where:
                 yield part[:where], False
             in_tail, rest = True, part[where:]
         if rest:
             yield rest, in_tail
-        at += num_bytes
+        at += len(data)
 
 
 def _after_blank(text: str, start: int) -> int:

@@ -7,10 +7,9 @@ Every wait has a deadline; a process that ends by itself is an error that says w
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +17,7 @@ import msgspec
 
 from iota.entries import ChainSettings, StoreSettings, settings_of
 from iota.onchain import metagraph_and_weights, register
+from iota.ports import HOST, SwarmPorts, answers
 from iota.processes import ForkServer, ProcessFailed, failure_of
 from iota.remote import Remote
 from iota.submit_settings import SubmitSettings
@@ -34,7 +34,6 @@ from subnet.store.signed_urls import load_or_create_secret
 from subnet.timing import Deadline
 from validator.settings import ValidatorSettings
 
-HOST = "127.0.0.1"
 NETUID = 1
 VALIDATOR_STAKE = 10_000.0
 _POLL_S = 0.1
@@ -44,24 +43,10 @@ ESSENTIAL = ("chain", "store", "validator")
 
 
 @dataclass(frozen=True)
-class SwarmPorts:
-    """0: any free port."""
-
-    chain: int = 0
-    store: int = 0
-    validator: int = 0
-
-    def taken(self) -> SwarmPorts:
-        """These ports, checked to be free, and free ones for the zeros."""
-        with _Held() as held:
-            return SwarmPorts(*(held.take(port) for port in (self.chain, self.store, self.validator)))
-
-
-@dataclass(frozen=True)
 class SwarmOptions:
     """What may differ between swarms; the defaults are those of ``iota up``."""
 
-    ports: SwarmPorts = SwarmPorts()
+    ports: SwarmPorts = field(default_factory=SwarmPorts)
     device: str = "auto"
     genesis: Genesis = DEFAULT_LOCAL_GENESIS
     """Its first subnet gets the swarm's owner, validator and miners."""
@@ -356,45 +341,10 @@ class LocalSwarm:
         self.parent.request(name, entry, {**settings_of(settings), "log_level": self.options.log_level})
 
     def _wait_port(self, name: str, port: int, deadline: Deadline) -> None:
-        while not _answers(port):
+        while not answers(port):
             self.check()
             deadline.check(f"waiting for the {name} (see {self.log_of(name)})")
             self.parent.poll(_POLL_S)
-
-
-class _Held:
-    """Ports bound for a moment, so that no two of them are the same."""
-
-    def __init__(self) -> None:
-        self._sockets: list[socket.socket] = []
-
-    def __enter__(self) -> _Held:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for held in self._sockets:
-            held.close()
-
-    def take(self, port: int) -> int:
-        held = socket.socket()
-        self._sockets.append(held)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            held.bind((HOST, port))
-        except OSError as error:
-            raise ConfigError(
-                f"can't listen on {HOST}:{port}: {error.strerror or error}",
-                hint="stop what holds the port, or choose another (0: any free one)",
-            ) from error
-        return held.getsockname()[1]
-
-
-def _answers(port: int) -> bool:
-    try:
-        with socket.create_connection((HOST, port), timeout=1.0):
-            return True
-    except OSError:
-        return False
 
 
 def _root(status: RunStatus) -> str:

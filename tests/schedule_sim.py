@@ -76,6 +76,7 @@ class Sim:
         self.addresses: dict[Any, Miner] = {}
         self.bag: list[tuple[Any, Any, str, tuple[Any, ...], Any]] = []
         self.flying: set[Any] = set()
+        self.history: list[tuple[Any, str, tuple[Any, ...]]] = []
         self.steps: dict[int, ev.StepSealed] = {}
         self.skipped: set[tuple[int, int]] = set()
         self.seals: dict[tuple[int, int], tuple[str, ...]] = {}
@@ -88,6 +89,8 @@ class Sim:
         self.coordinator: Any = None
         self.lead()
         self.miners = [Miner(self, f"hot{i}") for i in range(count)]
+        if profile == "rivals":
+            self._new_rival()
 
     # --- what nodes use
 
@@ -110,6 +113,14 @@ class Sim:
             self.flying.add(mark)
             self.num_sent += 1
             self.bag.append((to, source, kind, args, mark))
+            if kind in ("claim", "hello"):
+                self.history.append((source, kind, args))
+
+    def echo(self) -> None:
+        """A claim or hello of long ago arrives once more, at whoever leads."""
+        if self.history and not self.coordinator.dead:
+            source, kind, args = self.rng.choice(self.history[-80:])
+            self.coordinator.receive(source, kind, *args)
 
     def deliver(self, index: int, *, twice: bool = False) -> None:
         to, source, kind, args, mark = self.bag[index]
@@ -225,6 +236,13 @@ class Sim:
         self.coordinators.append(new)
         self.coordinator = new
 
+    def _new_rival(self) -> None:
+        """Another validator takes over at the same moment as the one before it; members listen to either."""
+        self.lead()
+        for miner in self.miners:
+            if self.rng.random() < 0.5:
+                miner.coordinator = self.coordinator
+
     def restart(self, old: Coordinator) -> None:
         """The same validator again: its journal is on its disk."""
         core = old.core
@@ -282,8 +300,11 @@ class Sim:
         if self.profile == "takeover":
             heat, loss, haste, double = 0.04, 0, 0.01, 0.3
         late_share, length = 0.3, rng.choice([60, 120, 250, 400])
+        echoes = 0.0
         if self.profile == "stale":
-            heat, loss, haste, double, late_share, length = 0.002, 0, 0.08, 0.5, 0.7, 500
+            heat, loss, haste, double, late_share, length, echoes = 0.002, 0, 0.08, 0.3, 0.5, 600, 0.15
+        if self.profile == "rivals":
+            heat, haste, echoes = 0.01, 0.01, 0.1
         if self.profile == "calm":
             return
         for _ in range(length):
@@ -293,9 +314,16 @@ class Sim:
             elif x < heat + haste:
                 self.now += rng.random() < 0.3
                 nodes = self.nodes()
+                if self.profile == "stale" and rng.random() < 0.6:
+                    nodes = [node for node in nodes if node is self.coordinator]
                 if nodes:
                     rng.choice(nodes).tick(True)
-            elif x < 0.6 and self.bag:
+            elif x < heat + haste + echoes:
+                try:
+                    self.echo()
+                except Crash:
+                    pass
+            elif x < max(0.6, heat + haste + echoes + 0.35) and self.bag:
                 late = rng.random() < late_share
                 index = rng.randrange(len(self.bag)) if late else min(len(self.bag) - 1, int(rng.expovariate(0.3)))
                 if rng.random() < loss:
@@ -306,6 +334,8 @@ class Sim:
                 nodes = self.nodes()
                 if nodes:
                     rng.choice(nodes).tick()
+            if self.profile == "rivals" and rng.random() < 0.02:
+                self._new_rival()
             if self.coordinator.dead and rng.random() < 0.1 and self.coordinator in self.coordinators:
                 self.restart(self.coordinator)
 
@@ -329,9 +359,7 @@ class Sim:
                 self.lead()
             for miner in self.miners:
                 self.send(miner, self.coordinator, "announce", self.coordinator.core.term)
-            for _ in range(len(self.bag)):
-                if self.bag:
-                    self.deliver(rng.randrange(len(self.bag)) if rng.random() < 0.3 else 0)
+            self._deliver_all()
             for node in self.nodes():
                 node.tick()
             if self.finished is not None and all(self._done(miner) for miner in self.miners):
@@ -342,6 +370,16 @@ class Sim:
                 idle = 0
                 if not self._pass_time():
                     return
+
+    def _deliver_all(self) -> None:
+        """Everything under way arrives, in some order; what it causes is the next round's."""
+        batch, self.bag = self.bag, []
+        if self.rng.random() < 0.5:
+            self.rng.shuffle(batch)
+        for to, source, kind, args, mark in batch:
+            self.flying.discard(mark)
+            if not to.dead:
+                to.receive(source, kind, *args)
 
     def _done(self, miner: Miner) -> bool:
         state = miner.state

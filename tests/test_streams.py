@@ -20,6 +20,7 @@ from subnet.net.outgoing import OutgoingFrame, OutgoingQueue
 from subnet.net.streams import StreamTransport
 from subnet.protocol import wire
 from subnet.protocol.signing import Signer
+from subnet.protocol.wire import BODY_LENGTH, FRAME_LENGTH
 from subnet.timing import Deadline
 from subnet.words import PROTOCOL_VERSION
 
@@ -433,3 +434,19 @@ async def test_backward_goes_first() -> None:
         queue.finish(frame)
     assert [int(frame.header) for frame in popped] == [2, 4, 1, 0]
     assert (queue._bytes, queue._frames) == (0, 0)
+
+
+async def test_a_frame_glued_to_the_handshake_waits_for_the_real_limits() -> None:
+    connection = FrameConnection(header_bytes=4096, body_bytes=0, quota_bytes=1 << 20, quota_frames=100, handshake=True)
+
+    def frame(header: bytes, body: bytes) -> bytes:
+        return FRAME_LENGTH.pack(len(header)) + header + BODY_LENGTH.pack(len(body)) + body
+
+    data = frame(b"ready", b"") + frame(b"tensor", b"x" * 1000)
+    buffer = connection.get_buffer(-1)
+    buffer[: len(data)] = data
+    connection.buffer_updated(len(data))
+    assert await connection.next_of_handshake() == b"ready"
+    assert connection.failure is None
+    connection.end_handshake(header_bytes=4096, body_bytes=1 << 20)
+    assert await connection.next_frame() == (b"tensor", bytearray(b"x" * 1000))

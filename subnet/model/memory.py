@@ -20,7 +20,7 @@ TORCH_OVERHEAD_BYTES = 48 << 20
 """Kernels' scratch, thread stacks and the allocator's slack, above the level after import."""
 
 AUDIT_WINDOW_STEPS = 8
-"""Steps for which boundary blobs are kept, where the budgets allow it."""
+"""Steps before the present one whose boundary blobs are kept, where the budgets allow it."""
 
 BYTES_PER_BLOCK_STATE = 8
 """Decayed maximum and limit."""
@@ -100,10 +100,13 @@ def layer_saved_bytes(widths: LayerWidths, *, rows: int, length: int, compute: s
     return rows * length * (per_token + 8)
 
 
-def cast_weight_bytes(widths: LayerWidths) -> int:
-    """bf16 copies of a layer's matrices that autograd keeps for every chunk (the cast cache is off)."""
-    h, a, k, i = widths.hidden, widths.attention, widths.key_value, widths.intermediate
-    return 2 * (2 * h * a + 2 * h * k + 3 * h * i)
+def bf16_copy_bytes(plan: ModelPlan, stage: int) -> int:
+    """Copies of the matrices that linear layers read under bf16, made once per update."""
+    if plan.config.precision.compute == "fp32":
+        return 0
+    layers = (plan.units.units[layer + 1] for layer in plan.layers_of(stage))
+    linear = sum(spec.num_elements for unit in layers for spec in unit if len(spec.shape) == 2)
+    return 2 * (linear + (plan.vocab_size * plan.hidden_size if plan.is_last(stage) else 0))
 
 
 def graph_bytes(plan: ModelPlan, stage: int) -> int:
@@ -113,8 +116,6 @@ def graph_bytes(plan: ModelPlan, stage: int) -> int:
     rows, compute = config.pipeline.microbatch_rows // chunks, config.precision.compute
     widths = LayerWidths.of(plan.model_config)
     layer = layer_saved_bytes(widths, rows=rows, length=length, compute=compute, attention=config.model.attention)
-    if compute != "fp32":
-        layer += cast_weight_bytes(widths)
     chunk = layer * len(plan.layers_of(stage)) + 4 * rows * length * widths.hidden  # and the stage's output
     if plan.is_first(stage):
         chunk += 8 * rows * length
@@ -192,10 +193,11 @@ def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) ->
     directions = (not plan.is_first(stage)) + (not plan.is_last(stage))
     own_items = -(-plan.config.pipeline.microbatches // given.replicas)
     step_blobs = directions * own_items * boundary_bytes(plan)
-    blobs = max(step_blobs, min(step_blobs * given.kept_steps, given.boundary_memory_bytes))
+    blobs = max(step_blobs, min(step_blobs * (given.kept_steps + 1), given.boundary_memory_bytes))
     waiting = directions * WAITING_INPUTS * boundary_bytes(plan)
     terms = (
         MemoryTerm("weights", 4 * elements),
+        MemoryTerm("bf16 copies", bf16_copy_bytes(plan, stage)),
         MemoryTerm("moments", 8 * elements),
         MemoryTerm("scales", (BYTES_PER_BLOCK_STATE + BYTES_PER_BLOCK_STEP) * blocks),
         MemoryTerm("accumulator", 4 * elements),

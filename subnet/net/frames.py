@@ -33,12 +33,16 @@ class FrameConnection(asyncio.BufferedProtocol):
         quota_bytes: int,
         quota_frames: int,
         on_open: Callable[[FrameConnection], None] | None = None,
+        handshake: bool = False,
     ) -> None:
         self._header_limit = header_bytes
         self._body_limit = body_bytes
         self._quota_bytes = quota_bytes
         self._quota_frames = quota_frames
         self._on_open = on_open
+        self._handshake = handshake
+        """Frames are looked at one by one: what follows the last of the handshake waits for the real limits."""
+        self._handed_bytes = 0
         self._transport: asyncio.Transport | None = None
         self._scratch = bytearray(header_bytes + _PREFIX_BYTES + _SPARE_BYTES)
         self._start = 0
@@ -119,6 +123,24 @@ class FrameConnection(asyncio.BufferedProtocol):
             await self._readable.wait()
         return self._frames.popleft()
 
+    async def next_of_handshake(self) -> bytes:
+        """The header of the next frame; until it is asked for, what comes after the last one isn't looked at."""
+        self._release_handed()
+        header, body = await self.next_frame()
+        self._handed_bytes = len(header) + len(body)
+        return header
+
+    def end_handshake(self, *, header_bytes: int, body_bytes: int) -> None:
+        """From here on frames come as they come, within these limits."""
+        self.set_limits(header_bytes=header_bytes, body_bytes=body_bytes)
+        self._handshake = False
+        self._release_handed()
+
+    def _release_handed(self) -> None:
+        if self._handed_bytes:
+            size_bytes, self._handed_bytes = self._handed_bytes, 0
+            self.release(size_bytes)
+
     def release(self, size_bytes: int) -> None:
         """A frame of so many bytes, header and body, is handled: its share of the quota is free."""
         self._held_bytes -= size_bytes
@@ -133,6 +155,9 @@ class FrameConnection(asyncio.BufferedProtocol):
         while self._failure is None:
             available = self._end - self._start
             if available < FRAME_LENGTH.size:
+                return
+            if self._handshake and self._held_frames:
+                self._stall()
                 return
             (header_bytes,) = FRAME_LENGTH.unpack_from(self._scratch, self._start)
             if header_bytes > self._header_limit:

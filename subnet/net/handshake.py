@@ -135,8 +135,7 @@ def _write(connection: FrameConnection, message: _Message) -> None:
 
 
 async def _read(connection: FrameConnection, kind: type[M], who: str) -> M:
-    header, body = await connection.next_frame()
-    connection.release(len(header) + len(body))
+    header = await connection.next_of_handshake()
     message = wire.decode(header, _Message, limit_bytes=HANDSHAKE_BYTES, what=f"handshake with {who}")
     if isinstance(message, Deny):
         raise Refused(message.refusal, who=who)

@@ -269,6 +269,7 @@ class StreamTransport(Generic[H]):
             quota_bytes=limits.inbound_bytes,
             quota_frames=limits.inbound_frames,
             on_open=on_open,
+            handshake=True,
         )
         connection.set_limits(header_bytes=HANDSHAKE_BYTES, body_bytes=0)
         return connection
@@ -329,7 +330,7 @@ class StreamTransport(Generic[H]):
         peer.last_id = established.connection_id
         peer.trouble = ""
         peer.arrived.set()
-        connection.set_limits(header_bytes=self._limits.header_bytes, body_bytes=self._limits.body_bytes)
+        connection.end_handshake(header_bytes=self._limits.header_bytes, body_bytes=self._limits.body_bytes)
         self._spawn(self._serve(peer, connection), f"serve {peer.hotkey[:8]}")
         if old is not None:
             old.abort()
