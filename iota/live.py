@@ -52,9 +52,12 @@ def headline(status: RunStatus) -> str:
     return " · ".join(parts)
 
 
-def last_holdout(steps: Sequence[StepView]) -> tuple[int, float] | None:
-    """The newest evaluation: (step, loss)."""
-    return next(((view.step, view.holdout_loss) for view in reversed(steps) if view.holdout_loss is not None), None)
+def last_holdout(status: RunStatus) -> tuple[int, float] | None:
+    """The newest evaluation: (updates before it, loss)."""
+    if status.final_holdout_loss is not None:
+        return status.summary.steps, status.final_holdout_loss
+    found = ((view.step, view.holdout_loss) for view in reversed(status.steps) if view.holdout_loss is not None)
+    return next(found, None)
 
 
 def by_stage(members: Sequence[MemberView]) -> dict[int, list[MemberView]]:
@@ -103,9 +106,9 @@ def render(status: RunStatus | None, notes: Sequence[str] = ()) -> RenderableTyp
     head.add_row("step", f"{summary.step}/{summary.steps}", ProgressBar(summary.steps, max(0, summary.step), width=40))
     if losses:
         head.add_row("loss", f"{losses[-1]:.4f}", Text(sparkline(losses), style="cyan"))
-    evaluation = last_holdout(status.steps)
+    evaluation = last_holdout(status)
     if evaluation is not None:
-        head.add_row("hold-out", f"{evaluation[1]:.4f}", Text(f"before update {evaluation[0]}", style="dim"))
+        head.add_row("hold-out", f"{evaluation[1]:.4f}", Text(f"after {evaluation[0]} updates", style="dim"))
     counts = (
         f"{status.num_merges} merges · {status.num_voids} voids · {status.num_gone} gone · {status.num_joined} joined"
     )
@@ -131,7 +134,7 @@ class LiveView:
         self._console = Console(file=self._stream)
         self._live: Live | None = None
         self._notes: list[str] = []
-        self._said: tuple[int, str, str] | None = None
+        self._said: tuple[int, str, int] | None = None
         self._status: RunStatus | None = None
 
     def __enter__(self) -> LiveView:
@@ -160,7 +163,7 @@ class LiveView:
             self._live.update(render(status, self._notes))
             return
         step = status.steps[-1].step if status.steps else -2
-        said = (step, status.summary.state, "" if status.steps else status.summary.waiting_for)
+        said = (step, status.summary.state, 0 if status.steps else len(status.members))
         if said != self._said:
             self._said = said
             print(headline(status), file=self._stream, flush=True)

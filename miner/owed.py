@@ -113,11 +113,13 @@ def _owed_lease(
                 )
             )
         )
-    elif is_refused(local, step, m, generation):
-        if found.status == st.REVOKING:
-            owes.append(Report(msg.NotAccumulatedClaim(step, m, stage, generation)))
     elif found.status == st.REVOKING:
-        owes.append(Refuse(step, m, generation))
+        refused = (step, m, generation) in local.refused
+        owes.append(
+            Report(msg.NotAccumulatedClaim(step, m, stage, generation)) if refused else Refuse(step, m, generation)
+        )
+    elif stays_refused(local, step, m, generation):
+        return
     elif (step, m, generation) in local.failures:
         failure, reason = local.failures[step, m, generation]
         owes.append(Report(msg.FailedClaim(step, m, stage, generation, failure, reason)))
@@ -125,8 +127,8 @@ def _owed_lease(
         _owed_passes(state, work, me, stage, m, found, local, owes)
 
 
-def is_refused(local: LocalView, step: int, m: int, generation: int) -> bool:
-    """Whether this lease was handed back; that holds for ever, for somebody else may have added the item since."""
+def stays_refused(local: LocalView, step: int, m: int, generation: int) -> bool:
+    """Whether this lease was handed back: nothing is added under it ever, for somebody else may have added the item."""
     return (step, m, generation) in local.refused
 
 
@@ -254,7 +256,7 @@ def may_add(state: RunState, me: Member, local: LocalView, owe: Compute) -> bool
     found = st.item(state, owe.step, owe.microbatch, owe.stage)
     if found is None or found.member != me or found.generation != owe.generation or found.status == st.OPEN:
         return False
-    if owe.epoch != st.epoch(state, me) or is_refused(local, owe.step, owe.microbatch, owe.generation):
+    if owe.epoch != st.epoch(state, me) or stays_refused(local, owe.step, owe.microbatch, owe.generation):
         return False
     return (owe.step, owe.microbatch, owe.epoch) not in local.added
 

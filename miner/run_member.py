@@ -39,6 +39,7 @@ from miner.owes import (
     StoreSlice,
 )
 from miner.reporter import Reporter
+from miner.waiting import why_waiting
 from subnet.errors import IotaError, Refused
 from subnet.logs import ReasonLog
 from subnet.net.client import SignedClient
@@ -51,6 +52,7 @@ COALESCE_S = 0.002
 RETRY_S = 0.5
 RETRY_MAX_S = 10.0
 SPILL_EVERY_S = 1.0
+SAY_IDLE_S = 5.0
 
 
 class RunMember:
@@ -74,6 +76,7 @@ class RunMember:
         self._boot = secrets.token_hex(8)
         self._peer_port = 0
         self._ticks = 0
+        self._idle_since_s = asyncio.get_running_loop().time()
         context.wake = self._wake.set
         context.background = lambda work: self._spawn(work, "background")
 
@@ -200,7 +203,17 @@ class RunMember:
                 self.links.admit_early()
                 self._drop_stale_jobs()
                 self._start_owed(context.member)
+            self._say_why_idle()
             await asyncio.sleep(COALESCE_S)
+
+    def _say_why_idle(self) -> None:
+        """After a while with nothing to compute, say what is waited for; again when that changes."""
+        now, context = asyncio.get_running_loop().time(), self._context
+        if len(context.compute):
+            self._idle_since_s = now
+        elif now - self._idle_since_s >= SAY_IDLE_S:
+            reason = why_waiting(context.run_state, context.member, context.local)
+            self._reasons.note("waiting for", reason)
 
     def _start_owed(self, member: Member) -> None:
         context = self._context

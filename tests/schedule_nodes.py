@@ -70,7 +70,7 @@ class ChaosWatch(Watch):
 
     def silent_for(self, member: Member, now_s: float) -> float:
         silent_s = super().silent_for(member, now_s)
-        return 1e9 if self.hasty and self.rng.random() < 0.05 else silent_s
+        return 1e9 if self.hasty and self.rng.random() < 0.02 else silent_s
 
 
 POLICY = Policy(
@@ -123,6 +123,8 @@ class Coordinator:
         events = [record.event for record in journal]
         self.core = journal_core.JournalCore.of(term, events, acknowledged, num_segments)
         self.watch = ChaosWatch(sim.rng)
+        self.listeners: dict[Miner, int] = {}
+        self.postponed: list[deciding.Action] = []
 
     def emit(self, event: ev.AnyEvent) -> None:
         sim = self.sim
@@ -156,9 +158,13 @@ class Coordinator:
             return
         if source.me is not None:
             self.watch.heard(source.me, self.sim.now)
-        end = self.core.effective_end
+        self.listeners[source] = start
+        self._feed(source, self.core.effective_end)
+
+    def _feed(self, to: Miner, end: int) -> None:
+        start = self.listeners[to]
         records = tuple(self.journal[start:end])
-        self.sim.send(source, self, "stream", self.core.term, start, records, key=(self.core.term, start, end))
+        self.sim.send(to, self, "stream", self.core.term, start, records, key=(self.core.term, start, end))
 
     def _hello(self, source: Miner, request: msg.JoinRequest) -> None:
         hotkey = source.hotkey
@@ -184,24 +190,30 @@ class Coordinator:
         if not self.core.may_speak:
             return
         self.watch.hasty = late and self.sim.chaos
+        while self.postponed:
+            self.watch.started.discard(self.postponed.pop())
         try:
             for _ in range(200):
                 decisions = deciding.decide(self.sim.now, self.state, self.watch, POLICY, self.sim.rng)
                 if not decisions:
-                    return
+                    break
                 for decision in decisions:
                     self._carry_out(decision.what)
-            raise Bad(f"decides for ever: {decisions}")
+            else:
+                raise Bad(f"decides for ever: {decisions}")
         except Crash:
-            pass
+            return
+        end = self.core.effective_end
+        for miner, start in self.listeners.items():
+            if start < end:
+                self._feed(miner, end)
 
     def _carry_out(self, what: ev.AnyEvent | deciding.Action) -> None:
         if not isinstance(what, ProbeSlices | TraceVerdict | FinishRun):
             self.emit(what)
             return
         if not self.sim.up:
-            self.watch.started.discard(what)
-            self.sim.retry = True
+            self.postponed.append(what)
             return
         if isinstance(what, ProbeSlices):
             for value in what.hashes:

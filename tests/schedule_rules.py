@@ -54,11 +54,6 @@ def incterm(patch: Any, sim: Any) -> None:
     patch.setattr(owed_merges, "sum_is", _always(True))
 
 
-def boot(patch: Any, sim: Any) -> None:
-    """A doubled hello of a process joins it again and again."""
-    patch.setattr(intake, "boot_seen", _always(False))
-
-
 def backoff(patch: Any, sim: Any) -> None:
     """A member that never answers is dealt the same work for ever."""
     patch.setattr(decide_members, "is_second_silence", _always(False))
@@ -69,11 +64,6 @@ def replay(patch: Any, sim: Any) -> None:
     """A lost boundary whose producer is done is never made again."""
     patch.setattr(intake, "replay_allowed", _always(False))
     patch.setattr(decide_leases, "replay_allowed", _always(False))
-
-
-def clock(patch: Any, sim: Any) -> None:
-    """Members are late for their neighbours."""
-    patch.setattr(decide_leases, "clock_runs", _always(True))
 
 
 def skipseal(patch: Any, sim: Any) -> None:
@@ -94,7 +84,7 @@ def skiplone(patch: Any, sim: Any) -> None:
 
 def remember(patch: Any, sim: Any) -> None:
     """A member adds under a lease that it has handed back; and commits to what the fold shows, whatever it has."""
-    patch.setattr(owed, "is_refused", _always(False))
+    patch.setattr(owed, "stays_refused", _always(False))
     patch.setattr(owed_merges, "sum_is", _always(True))
 
 
@@ -147,10 +137,8 @@ RULES: dict[str, Remove] = {
         cursor,
         headrule,
         incterm,
-        boot,
         backoff,
         replay,
-        clock,
         skipseal,
         skipvoid,
         skiplone,
@@ -165,3 +153,23 @@ RULES: dict[str, Remove] = {
         ack,
     )
 }
+
+
+# --- rules that cost, but don't break, when they are removed: what else goes up says by how much ------------------
+
+
+def clock(patch: Any, sim: Any) -> None:
+    """Members are late for their neighbours."""
+    patch.setattr(decide_leases, "clock_runs", _always(True))
+
+
+def boot(patch: Any, sim: Any) -> None:
+    """A doubled hello of a process joins it again and again."""
+    patch.setattr(intake, "boot_seen", _always(False))
+
+
+COSTS: dict[str, tuple[Remove, str, str]] = {
+    "clock": (clock, "Revoking", "calm"),
+    "boot": (boot, "Joined", "stale"),
+}
+"""By rule: how to remove it, the event there are more of then, and the profile that shows it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import schedule_toy as toy
@@ -27,6 +28,30 @@ LIES = (
 
 MAX_PASSES = 400
 """Units of time after which a run that isn't finished counts as stuck: mute members run every deadline down."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Chances, a round or a message, of what goes wrong."""
+
+    faults: float
+    haste: float
+    delayed: float = 0.2
+    lost: float = 0.0
+    doubled: float = 0.08
+    echoes: float = 0.0
+
+    @staticmethod
+    def of(profile: str, rng: random.Random) -> Trouble:
+        if profile == "void":
+            return Trouble(0.02, 0.5, doubled=0.3)
+        if profile == "takeover":
+            return Trouble(0.06, 0.05, doubled=0.3)
+        if profile == "stale":
+            return Trouble(0.01, 0.4, delayed=0.4, doubled=0.2, echoes=0.7)
+        if profile == "rivals":
+            return Trouble(0.05, 0.05, echoes=0.3)
+        return Trouble(rng.choice([0, 0.05, 0.1, 0.2]), rng.choice([0, 0.05, 0.2]), lost=rng.choice([0, 0.03, 0.1]))
 
 
 class Sim:
@@ -70,13 +95,14 @@ class Sim:
         self.leads_on_acknowledged = True
         self.now, self.num_events, self.num_sent, self.passes, self._unique = 0.0, 0, 0, 0, 0
         self.chaos = self.up = True
-        self.tainted = self.wrong = self.progress = self.busy = self.retry = False
+        self.tainted = self.wrong = self.progress = self.busy = False
         self.counts: Counter[str] = Counter()
         self.store: dict[str, Any] = {}
         self.addresses: dict[Any, Miner] = {}
         self.bag: list[tuple[Any, Any, str, tuple[Any, ...], Any]] = []
         self.flying: set[Any] = set()
-        self.history: list[tuple[Any, str, tuple[Any, ...]]] = []
+        self.history: dict[bool, list[tuple[Any, str, tuple[Any, ...]]]] = {False: [], True: []}
+        """Claims and hellos that were sent: of merges, and others."""
         self.steps: dict[int, ev.StepSealed] = {}
         self.skipped: set[tuple[int, int]] = set()
         self.seals: dict[tuple[int, int], tuple[str, ...]] = {}
@@ -114,27 +140,15 @@ class Sim:
             self.num_sent += 1
             self.bag.append((to, source, kind, args, mark))
             if kind in ("claim", "hello"):
-                self.history.append((source, kind, args))
+                merging = kind == "claim" and hasattr(args[1], "group")
+                self.history[merging].append((source, kind, args))
 
     def echo(self) -> None:
         """A claim or hello of long ago arrives once more, at whoever leads."""
-        if self.history and not self.coordinator.dead:
-            source, kind, args = self.rng.choice(self.history[-80:])
-            self.coordinator.receive(source, kind, *args)
-
-    def deliver(self, index: int, *, twice: bool = False) -> None:
-        to, source, kind, args, mark = self.bag[index]
-        if to.paused:
-            return
-        if not twice:
-            self.bag[index] = self.bag[-1]
-            self.bag.pop()
-            self.flying.discard(mark)
-        if not to.dead:
-            try:
-                to.receive(source, kind, *args)
-            except Crash:
-                pass
+        history = self.history[self.rng.random() < 0.7]
+        if history and not self.coordinator.dead:
+            source, kind, args = self.rng.choice(history[-40:])
+            self._receive(self.coordinator, source, kind, *args)
 
     # --- what is watched
 
@@ -292,52 +306,54 @@ class Sim:
         return self
 
     def _chaos(self) -> None:
-        rng = self.rng
-        heat, loss = rng.choice([0.0, 0.01, 0.03, 0.06]), rng.choice([0, 0.03, 0.1])
-        haste, double = rng.choice([0.0, 0.01, 0.04]), 0.08
-        if self.profile == "void":
-            heat, loss, haste, double = 0.005, 0, 0.06, 0.3
-        if self.profile == "takeover":
-            heat, loss, haste, double = 0.04, 0, 0.01, 0.3
-        late_share, length = 0.3, rng.choice([60, 120, 250, 400])
-        echoes = 0.0
-        if self.profile == "stale":
-            heat, loss, haste, double, late_share, length, echoes = 0.002, 0, 0.08, 0.3, 0.5, 600, 0.15
-        if self.profile == "rivals":
-            heat, haste, echoes = 0.01, 0.01, 0.1
+        """Rounds in which some messages arrive, some nodes act, and something goes wrong."""
         if self.profile == "calm":
             return
-        for _ in range(length):
-            x = rng.random()
-            if x < heat:
+        rng = self.rng
+        trouble = Trouble.of(self.profile, rng)
+        for _ in range(rng.choice([30, 80, 150, 220])):
+            self.now += rng.random() * 0.1
+            if rng.random() < trouble.faults:
                 self.fault()
-            elif x < heat + haste:
-                self.now += rng.random() < 0.3
+            if self.profile == "rivals" and rng.random() < 0.03:
+                self._new_rival()
+            self._deliver_some(trouble)
+            for node in self.nodes():
+                if rng.random() < 0.8:
+                    node.tick()
+            if rng.random() < trouble.haste:
                 nodes = self.nodes()
                 if self.profile == "stale" and rng.random() < 0.6:
                     nodes = [node for node in nodes if node is self.coordinator]
                 if nodes:
                     rng.choice(nodes).tick(True)
-            elif x < heat + haste + echoes:
-                try:
-                    self.echo()
-                except Crash:
-                    pass
-            elif x < max(0.6, heat + haste + echoes + 0.35) and self.bag:
-                late = rng.random() < late_share
-                index = rng.randrange(len(self.bag)) if late else min(len(self.bag) - 1, int(rng.expovariate(0.3)))
-                if rng.random() < loss:
-                    self.flying.discard(self.bag.pop(index)[4])
-                else:
-                    self.deliver(index, twice=rng.random() < double)
-            else:
-                nodes = self.nodes()
-                if nodes:
-                    rng.choice(nodes).tick()
-            if self.profile == "rivals" and rng.random() < 0.02:
-                self._new_rival()
-            if self.coordinator.dead and rng.random() < 0.1 and self.coordinator in self.coordinators:
+            if rng.random() < trouble.echoes:
+                self.echo()
+            if self.coordinator.dead and rng.random() < 0.3 and self.coordinator in self.coordinators:
                 self.restart(self.coordinator)
+
+    def _deliver_some(self, trouble: Trouble) -> None:
+        rng = self.rng
+        batch, self.bag = self.bag, []
+        rng.shuffle(batch)
+        for to, source, kind, args, mark in batch:
+            x = rng.random()
+            if to.paused or x < trouble.delayed:
+                self.bag.append((to, source, kind, args, mark))
+                continue
+            twice = rng.random() < trouble.doubled
+            if twice:
+                self.bag.append((to, source, kind, args, mark))
+            else:
+                self.flying.discard(mark)
+            if not to.dead and rng.random() >= trouble.lost:
+                self._receive(to, source, kind, *args)
+
+    def _receive(self, to: Any, source: Any, kind: str, *args: Any) -> None:
+        try:
+            to.receive(source, kind, *args)
+        except Crash:
+            pass
 
     def _calm(self) -> None:
         rng = self.rng
@@ -412,7 +428,7 @@ def run_many(seeds: range, **options: Any) -> tuple[Counter[str], dict[str, int]
             outcomes["wrong but tainted"] += sim.wrong
             outcomes["passes"] += sim.passes
             outcomes["events"] += sim.num_events
-            for kind in ("Voided", "Revoking", "Leased", "Gone", "ReplayLeased", "MicrobatchSkipped", "StoreRouted"):
+            for kind in ("Voided", "Revoking", "Leased", "Gone", "ReplayLeased", "MicrobatchSkipped", "StoreRouted", "Joined"):
                 outcomes[kind] += sim.counts[kind]
         except Exception as error:
             what = f"{type(error).__name__}: {error}"[:90]

@@ -175,13 +175,19 @@ class _Desk:
         event = ev.Leased(self.work.step, m, stage, member, found.generation + 1)
         self.decided.append(Decision(event, because("dealt", ahead=self.load[member])))
 
-    def choose(self, m: int, stage: int) -> Member | None:
-        """Fewest silent voids first, then whoever would finish it first; not who failed at it or had it last."""
+    def choose(self, m: int, stage: int, free: list[Member] | None = None) -> Member | None:
+        """Fewest silent voids first, then whoever would finish it first; not who failed at it, or had it last.
+
+        ``free``: who has room. An item that somebody who hasn't failed at it could do waits for that one: dealing it
+        again to who failed would go round and round.
+        """
         found = self.work.items[stage][m]
         failed = {failure.hotkey for failure in found.failures}
         replicas = self.replicas[stage]
-        others = [k for k in replicas if k.hotkey not in failed and k != found.member]
-        others = others or [k for k in replicas if k.hotkey not in failed] or replicas
+        able = [k for k in replicas if k.hotkey not in failed] or replicas
+        if free is not None:
+            able = [k for k in able if k in free]
+        others = [k for k in able if k != found.member] or able
         silences = self.work.silences
         return min(others, key=lambda k: (silences.get(k, 0), self.finish_s(k), k), default=None)
 
@@ -214,15 +220,12 @@ def _deal_first_stage(desk: _Desk, policy: Policy) -> None:
         return
     windows = {k: window(policy, len(desk.work.items), desk.each_s[k]) for k in replicas}
     for m in sorted(desk.work.undealt[0]):
-        if all(desk.load[k] >= windows[k] for k in replicas):
+        free = [k for k in replicas if desk.load[k] < windows[k]]
+        if not free:
             return
-        member = desk.choose(m, 0)
-        if member is None:
-            return
-        if desk.load[member] >= windows[member]:
-            free = [k for k in replicas if desk.load[k] < windows[k]]
-            member = min(free, key=lambda k: (desk.work.silences.get(k, 0), desk.finish_s(k), k))
-        desk.deal(m, 0, member)
+        member = desk.choose(m, 0, free)
+        if member is not None:
+            desk.deal(m, 0, member)
 
 
 def window(policy: Policy, num_stages: int, each_s: float) -> int:

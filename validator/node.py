@@ -35,6 +35,8 @@ from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock, Deadline, check_nesting
 from subnet.words import PROTOCOL_VERSION, BlobHash, Cursor
 from validator.directive_stream import DirectiveFeed
 from validator.http_api import HttpApi
+from validator.retention import hold_horizon
+from validator.run_export import export_info, finished_state
 from validator.run_registry import RunEntry, RunRegistry
 from validator.run_session import RunSession
 from validator.scoring import ScoreBook
@@ -151,8 +153,8 @@ class ValidatorNode:
     async def export(self, run: str, step: int | None) -> ExportInfo:
         entry = self.registry.get(run)
         if self.session is not None and self.session.entry is entry:
-            return self.session.export_info(step)
-        raise NotFound(f"run {run!r} has no snapshots loaded", hint="export the active or the last finished run")
+            return export_info(entry, self.session.coordinator.state, step)
+        return export_info(entry, await asyncio.to_thread(finished_state, entry), step)
 
     async def submit(self, hotkey: str, submission: RunSubmission) -> RunSummary:
         self._require_submitter(hotkey)
@@ -206,7 +208,7 @@ class ValidatorNode:
             raise InputError(
                 f"retention {request.retention!r} is unknown", hint=f"one of {', '.join(RETENTION_CLASSES)}"
             )
-        horizon = max(0, self.session.coordinator.state.next_step + 1) if self.session else 0
+        horizon = hold_horizon(self.session.coordinator.state.next_step) if self.session else 0
         hold = Hold(request.retention, request.run or "upload", horizon)
         return tuple(self.store.presign_put(BlobHash(blob), size, hold) for blob, size in request.blobs)
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import msgspec
+from loguru import logger
 
-from subnet.errors import NotFound
+from subnet.errors import IotaError
 from subnet.protocol import wire
-from subnet.protocol.api import ExportInfo, MemberView, RunStatus, RunSummary, StageSnapshot
+from subnet.protocol.api import MemberView, RunStatus, RunSummary
 from subnet.protocol.messages import BackwardReceipt, ForwardReceipt, Report
 from subnet.run.events import Record, StageSealed, StepSealed
-from subnet.run.state import restore_point, stored_snapshot
 from validator.coordinator import Coordinator
 from validator.decide import waiting_for
 from validator.journal_store import JournalStore
 from validator.log_publisher import LogPublisher
+from validator.retention import AUDIT_WINDOW_STEPS, expiries
 from validator.run_registry import RunEntry, run_planned
 from validator.tasks import RunTasks
 
 if TYPE_CHECKING:
     from validator.node import ValidatorNode
 
-AUDIT_WINDOW_STEPS = 8
+TIDY_EVERY_S = 30.0
 
 
 class RunSession:
@@ -33,6 +33,7 @@ class RunSession:
         publisher = LogPublisher(entry.stored.run_id, self.journal, node.store, node.signer, node.clock)
         self.tasks = RunTasks(entry.plan, node.store)
         self._items_done: dict[str, int] = {}
+        self._tidy = asyncio.Event()
         self._pending_work: dict[int, dict[str, float]] = {}
         self.coordinator = Coordinator(
             journal=self.journal,
@@ -48,14 +49,16 @@ class RunSession:
         self.coordinator.begin(run_planned(self.entry), self.entry.stored.submission.hardware_class)
         driver = asyncio.create_task(self.coordinator.run(), name="coordinator")
         finished = asyncio.create_task(self._until_finished(), name="until finished")
+        tidier = asyncio.create_task(self._tidy_forever(), name="retention")
+        tasks = {driver, finished, tidier}
         try:
             await asyncio.wait({driver, finished}, return_when=asyncio.FIRST_COMPLETED)
             if driver.done():
                 await driver
         finally:
-            for task in (driver, finished):
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait({driver, finished})
+            await asyncio.wait(tasks)
 
     async def _until_finished(self) -> None:
         await self.coordinator.finished.wait()
@@ -64,6 +67,25 @@ class RunSession:
         while self.coordinator.state.members:
             # Members fetch the end from the stream; they leave by themselves, or are gone.
             await asyncio.sleep(0.2)
+
+    async def _tidy_forever(self) -> None:
+        """End holds in the store that nothing needs any more, and look how much it holds."""
+        done: dict[str, int] = {}
+        while True:
+            try:
+                for retention, below in expiries(self.coordinator.state).items():
+                    if below > done.get(retention, 0):
+                        await self.tasks.expire(retention, self.entry.stored.run_id, below)
+                        done[retention] = below
+                await self.tasks.look()
+            except IotaError as error:
+                logger.warning("retention: {}", error)
+            self._tidy.clear()
+            try:
+                async with asyncio.timeout(TIDY_EVERY_S):
+                    await self._tidy.wait()
+            except TimeoutError:
+                continue
 
     async def close(self) -> None:
         await self.coordinator.close()
@@ -89,6 +111,7 @@ class RunSession:
             horizon = max(0, event.step - AUDIT_WINDOW_STEPS)
             if horizon and horizon % AUDIT_WINDOW_STEPS == 0:
                 self.journal.forget_receipts(horizon)
+                self._tidy.set()
 
     # --- receipts ----------------------------------------------------------------------------------------------
 
@@ -175,31 +198,3 @@ class RunSession:
                 )
             )
         return views
-
-    def export_info(self, step: int | None) -> ExportInfo:
-        state = self.coordinator.state
-        version = state.next_step if step is None else step
-        found: list[StageSnapshot] = []
-        for stage in range(self.entry.plan.num_stages):
-            snapshot = stored_snapshot(state, stage, version)
-            if snapshot is None and step is None:
-                point = restore_point(state, stage)
-                snapshot = stored_snapshot(state, stage, point.version)
-            if snapshot is None:
-                steps = sorted({s.step for kept in state.snapshots.values() for s in kept})
-                raise NotFound(f"run {self.entry.name} has no snapshot of step {version}", hint=f"there are: {steps}")
-            found.append(StageSnapshot(stage, snapshot.manifest, snapshot.root, snapshot.verified))
-            version = snapshot.step
-        submission = self.entry.stored.submission
-        return ExportInfo(
-            step=version,
-            model_config=submission.model_config,
-            config=msgspec.msgpack.encode(self.entry.config),
-            tokenizer=submission.tokenizer,
-            snapshots=tuple(found),
-            run_root=self.coordinator.history.root if state.finished and version == state.next_step else None,
-            unit_tensors=submission.unit_tensors,
-            unit_flops_per_token=submission.unit_flops_per_token,
-            tied=submission.tied,
-            cuts=self.entry.plan.cuts,
-        )

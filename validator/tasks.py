@@ -60,6 +60,17 @@ class RunTasks:
         found = await self._store.sizes([BlobHash(blob) for blob in blobs if is_blob_hash(blob)], deadline=deadline)
         return {**found}
 
+    async def expire(self, retention: str, label: str, below: int) -> None:
+        """End the run's holds of a class whose horizon is below ``below``."""
+        freed = await self._store.expire(retention, label, below, deadline=Deadline.after(TIMEOUTS.store_request_s))
+        if freed.num_blobs:
+            logger.info("store: {} {} blobs freed, {:.1f} MB", freed.num_blobs, retention, freed.freed_bytes / 1e6)
+
+    async def look(self) -> None:
+        """How much the store holds."""
+        usage = await self._store.usage(deadline=Deadline.after(TIMEOUTS.store_request_s))
+        self.store_bytes = usage.used_bytes
+
     async def perform(self, action: Action, state: RunState) -> None:
         """Carry the action out; on failure it completes without events, and will be asked for again."""
         completion = Completion(action)

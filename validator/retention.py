@@ -1,0 +1,29 @@
+"""What a run's store must still hold, from the fold alone: everything a joiner, an audit or an export may ask for.
+
+Holds carry the step they were granted at (plus one, so that the calibrating step counts as 0). Boundary blobs and partials
+(``evidence``) are kept for the audit window; merged partitions (``log``) from the oldest state a joiner would restore;
+``snapshot`` chunks from the oldest snapshot that somebody may restore or export.
+"""
+
+from __future__ import annotations
+
+from subnet.run.state import RunState, num_stages, restore_point
+from subnet.words import CALIBRATION_STEP
+
+AUDIT_WINDOW_STEPS = 8
+
+
+def hold_horizon(step: int) -> int:
+    """The horizon of what is stored while ``step`` is open."""
+    return max(0, step + 1)
+
+
+def expiries(state: RunState) -> dict[str, int]:
+    """By retention class: holds with a horizon below this may end. Nothing ends before there is a verified snapshot."""
+    if state.run is None:
+        return {}
+    oldest = min(restore_point(state, stage).version for stage in range(num_stages(state)))
+    below = {"evidence": max(0, hold_horizon(state.next_step) - AUDIT_WINDOW_STEPS)}
+    if oldest > CALIBRATION_STEP:
+        below["log"] = below["snapshot"] = hold_horizon(oldest)
+    return {retention: bound for retention, bound in below.items() if bound > 0}

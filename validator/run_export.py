@@ -1,0 +1,58 @@
+"""Where a run's states lie: snapshots by stage of one step, from the active fold or from a finished run's journal."""
+
+from __future__ import annotations
+
+import msgspec
+
+from subnet.errors import NotFound
+from subnet.protocol.api import ExportInfo, StageSnapshot
+from subnet.run.apply import apply
+from subnet.run.state import RunState, new_state, num_stages, restore_point, stored_snapshot
+from validator.journal_store import JournalStore
+from validator.run_registry import RunEntry
+
+
+def finished_state(entry: RunEntry) -> RunState:
+    """The fold of a run that isn't active; :class:`NotFound` if it never was. Reads the whole journal: not on the loop."""
+    if not entry.journal_path.exists():
+        raise NotFound(f"run {entry.name} has not begun", hint="see iota run list for its place in the queue")
+    journal = JournalStore(entry.journal_path)
+    try:
+        state = new_state()
+        for record in journal.replay():
+            apply(state, record.event)
+        return state
+    finally:
+        journal.close()
+
+
+def export_info(entry: RunEntry, state: RunState, step: int | None) -> ExportInfo:
+    """The newest step of which every stage has a snapshot, or the one asked for."""
+    if state.run is None:
+        raise NotFound(f"run {entry.name} has not begun")
+    stages = range(num_stages(state))
+    wanted = step
+    if wanted is None:
+        stored = [{snapshot.step for snapshot in state.snapshots.get(stage, [])} for stage in stages]
+        common = set[int].intersection(*stored)
+        wanted = max(common) if common else min(restore_point(state, stage).version for stage in stages)
+    found: list[StageSnapshot] = []
+    for stage in stages:
+        snapshot = stored_snapshot(state, stage, wanted)
+        if snapshot is None:
+            steps = sorted({s.step for kept in state.snapshots.values() for s in kept})
+            raise NotFound(f"run {entry.name} has no snapshot after {wanted} updates", hint=f"there are: {steps}")
+        found.append(StageSnapshot(stage, snapshot.manifest, snapshot.root, snapshot.verified))
+    submission, finished = entry.stored.submission, state.finished
+    return ExportInfo(
+        step=wanted,
+        model_config=submission.model_config,
+        config=msgspec.msgpack.encode(entry.config),
+        tokenizer=submission.tokenizer,
+        snapshots=tuple(found),
+        run_root=finished.root if finished is not None and wanted == state.next_step else None,
+        unit_tensors=submission.unit_tensors,
+        unit_flops_per_token=submission.unit_flops_per_token,
+        tied=submission.tied,
+        cuts=entry.plan.cuts,
+    )
