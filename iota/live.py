@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from subnet.protocol.api import MemberView, RunStatus, StepView
+from subnet.protocol.api import MemberView, RunStatus
 
 BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 60

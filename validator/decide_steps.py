@@ -50,8 +50,11 @@ def _snapshots(now_s: float, state: RunState, watch: Watch, policy: Policy) -> l
         age_s = watch.age(("snapshot", stage, str(ordered)), now_s) if ordered else 0.0
         if ordered in replicas and (age_s < policy.snapshot_s or len(replicas) == 1):
             continue
-        others = [k for k in replicas if k != ordered] or replicas
-        chosen = rendezvous("snapshot", state.next_step, stage, others)
+        unasked = [k for k in replicas if not watch.is_timed(("snapshot", stage, str(k)))]
+        if unasked:
+            chosen = rendezvous("snapshot", state.next_step, stage, unasked)
+        else:
+            chosen = max(replicas, key=lambda k: (watch.age(("snapshot", stage, str(k)), now_s), k))
         watch.restart_clock(("snapshot", stage, str(chosen)), now_s)
         event = ev.SnapshotOrdered(state.next_step, stage, chosen)
         decided.append(Decision(event, because("snapshot_due" if ordered is None else "snapshot_late", age_s=age_s)))
