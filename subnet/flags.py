@@ -25,8 +25,12 @@ def common_parser(prog: str, description: str) -> argparse.ArgumentParser:
     parser = _Parser(prog=prog, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--netuid", type=int, default=1, help="subnet number")
     chain = parser.add_argument_group("subtensor")
-    chain.add_argument("--subtensor.network", dest="network", default="local", help="chain: local, or a URL of a local chain")
-    chain.add_argument("--subtensor.chain_endpoint", dest="chain_endpoint", default=None, help="endpoint, overrides the network")
+    chain.add_argument(
+        "--subtensor.network", dest="network", default="local", help="chain: local, or a URL of a local chain"
+    )
+    chain.add_argument(
+        "--subtensor.chain_endpoint", dest="chain_endpoint", default=None, help="endpoint, overrides the network"
+    )
     wallet = parser.add_argument_group("wallet")
     wallet.add_argument("--wallet.name", dest="wallet_name", default="default", help="name of the coldkey's wallet")
     wallet.add_argument("--wallet.hotkey", dest="wallet_hotkey", default="default", help="name of the hotkey")
@@ -36,7 +40,9 @@ def common_parser(prog: str, description: str) -> argparse.ArgumentParser:
     logs.add_argument("--logging.trace", dest="log_trace", action="store_true", help="log every message")
     logs.add_argument("--logging.info", dest="log_info", action="store_true", help="the default level")
     logs.add_argument("--logging.record_log", dest="log_record", action="store_true", help="also write a log file")
-    logs.add_argument("--logging.logging_dir", dest="log_dir", default="~/.bittensor/iota", help="where the log file goes")
+    logs.add_argument(
+        "--logging.logging_dir", dest="log_dir", default="~/.bittensor/iota", help="where the log file goes"
+    )
     return parser
 
 

@@ -35,7 +35,7 @@ def _sockets() -> int:
     count = 0
     for fd in Path("/proc/self/fd").iterdir():
         try:
-            count += os.readlink(fd).startswith("socket:")
+            count += str(fd.readlink()).startswith("socket:")
         except FileNotFoundError:
             continue
     return count

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import schedule_toy as toy
+
 from miner import owed as owing
 from miner.local_view import BoundaryKey, LocalView, MergedLocally, StoredLocally
 from miner.owes import (

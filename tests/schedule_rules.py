@@ -54,6 +54,11 @@ def incterm(patch: Any, sim: Any) -> None:
     patch.setattr(owed_merges, "sum_is", _always(True))
 
 
+def boot(patch: Any, sim: Any) -> None:
+    """A late hello of a process joins it again, and ends the incarnation that works."""
+    patch.setattr(intake, "boot_seen", _always(False))
+
+
 def backoff(patch: Any, sim: Any) -> None:
     """A member that never answers is dealt the same work for ever."""
     patch.setattr(decide_members, "is_second_silence", _always(False))
@@ -84,6 +89,11 @@ def skiplone(patch: Any, sim: Any) -> None:
 
 def remember(patch: Any, sim: Any) -> None:
     """A member adds under a lease that it has handed back; and commits to what the fold shows, whatever it has."""
+
+    def may_add(state: Any, me: Any, local: Any, owe: Any) -> bool:
+        return owe.generation is not None and (owe.step, owe.microbatch, owe.epoch) not in local.added
+
+    patch.setattr(owed, "may_add", may_add)
     patch.setattr(owed, "stays_refused", _always(False))
     patch.setattr(owed_merges, "sum_is", _always(True))
 
@@ -137,6 +147,7 @@ RULES: dict[str, Remove] = {
         cursor,
         headrule,
         incterm,
+        boot,
         backoff,
         replay,
         skipseal,
@@ -163,13 +174,7 @@ def clock(patch: Any, sim: Any) -> None:
     patch.setattr(decide_leases, "clock_runs", _always(True))
 
 
-def boot(patch: Any, sim: Any) -> None:
-    """A doubled hello of a process joins it again and again."""
-    patch.setattr(intake, "boot_seen", _always(False))
-
-
 COSTS: dict[str, tuple[Remove, str, str]] = {
     "clock": (clock, "Revoking", "calm"),
-    "boot": (boot, "Joined", "stale"),
 }
 """By rule: how to remove it, the event there are more of then, and the profile that shows it."""

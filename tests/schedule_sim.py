@@ -15,6 +15,7 @@ from typing import Any
 import schedule_toy as toy
 from schedule_nodes import Bad, Coordinator, Crash, Log, Miner
 
+from subnet.protocol import messages as msg
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.invariants import check
@@ -23,7 +24,7 @@ from validator import journal_core
 from validator.decide_steps import fp64_bits
 
 LIES = (
-    "slice fp withhold owner nopub accuse nocommit nofp noown nocheck mute crafty square yes nosnap".split()
+    ["slice", "fp", "withhold", "owner", "nopub", "accuse", "nocommit", "nofp", "noown", "nocheck", "mute", "crafty", "square", "yes", "nosnap"]
 )
 
 MAX_PASSES = 400
@@ -39,7 +40,7 @@ class Trouble:
     delayed: float = 0.2
     lost: float = 0.0
     doubled: float = 0.08
-    echoes: float = 0.0
+    echoes: int = 0
 
     @staticmethod
     def of(profile: str, rng: random.Random) -> Trouble:
@@ -48,9 +49,9 @@ class Trouble:
         if profile == "takeover":
             return Trouble(0.06, 0.05, doubled=0.3)
         if profile == "stale":
-            return Trouble(0.01, 0.4, delayed=0.4, doubled=0.2, echoes=0.7)
+            return Trouble(0.01, 0.4, delayed=0.4, doubled=0.2, echoes=3)
         if profile == "rivals":
-            return Trouble(0.05, 0.05, echoes=0.3)
+            return Trouble(0.05, 0.05, delayed=0.4, echoes=1)
         return Trouble(rng.choice([0, 0.05, 0.1, 0.2]), rng.choice([0, 0.05, 0.2]), lost=rng.choice([0, 0.03, 0.1]))
 
 
@@ -145,10 +146,27 @@ class Sim:
 
     def echo(self) -> None:
         """A claim or hello of long ago arrives once more, at whoever leads."""
-        history = self.history[self.rng.random() < 0.7]
-        if history and not self.coordinator.dead:
-            source, kind, args = self.rng.choice(history[-40:])
+        if self.coordinator.dead or not self.coordinator.core.may_speak:
+            return
+        state = self.coordinator.state
+        entries = self.history[self.rng.random() < 0.7][-300:]
+        present = [entry for entry in entries if entry[1] == "hello" or entry[2][0] in state.members]
+        earlier = [entry for entry in present if self._is_superseded(entry)]
+        choice = earlier if earlier and self.rng.random() < 0.7 else present
+        if choice:
+            source, kind, args = self.rng.choice(choice)
             self._receive(self.coordinator, source, kind, *args)
+
+    def _is_superseded(self, entry: tuple[Any, str, tuple[Any, ...]]) -> bool:
+        """A claim about an earlier version of a manifest that is being reduced or checked."""
+        version = getattr(entry[2][-1], "version", None)
+        if entry[1] != "claim" or version is None:
+            return False
+        merge = st.merge_of(self.coordinator.state, entry[2][1].step, entry[2][1].group)
+        if merge is None or version >= merge.version:
+            return False
+        revealed = merge.phase == st.REVEALED and len(merge.fingerprints) < len(merge.entries)
+        return revealed == isinstance(entry[2][1], msg.FingerprintClaim)
 
     # --- what is watched
 
@@ -315,7 +333,7 @@ class Sim:
             self.now += rng.random() * 0.1
             if rng.random() < trouble.faults:
                 self.fault()
-            if self.profile == "rivals" and rng.random() < 0.03:
+            if self.profile == "rivals" and rng.random() < 0.06:
                 self._new_rival()
             self._deliver_some(trouble)
             for node in self.nodes():
@@ -327,7 +345,7 @@ class Sim:
                     nodes = [node for node in nodes if node is self.coordinator]
                 if nodes:
                     rng.choice(nodes).tick(True)
-            if rng.random() < trouble.echoes:
+            for _ in range(trouble.echoes):
                 self.echo()
             if self.coordinator.dead and rng.random() < 0.3 and self.coordinator in self.coordinators:
                 self.restart(self.coordinator)

@@ -88,7 +88,9 @@ def test_layers(path: Path) -> None:
                 continue
             other_rank = _rank(module)
             if own in ABOVE_PROTOCOL:
-                assert parts[1] in {"words", "errors", "timing", "logs", "service", "protocol", "net"}, f"{relative}: {module}"
+                assert parts[1] in {"words", "errors", "timing", "logs", "service", "protocol", "net"}, (
+                    f"{relative}: {module}"
+                )
             elif own_rank is not None:
                 assert other_rank is not None, f"{relative} imports {module}, which stands above it"
                 assert other_rank < own_rank, f"{relative} imports {module}: not below it"
@@ -117,5 +119,7 @@ def test_a_file_is_a_thought(path: Path) -> None:
 
 def test_the_coordinator_needs_no_torch() -> None:
     code = "import sys; import validator.coordinator, validator.http_api; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+    )
     assert done.stdout.strip() == "False"

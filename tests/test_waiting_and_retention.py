@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from schedule_toy import plan_run
+
 from miner.local_view import LocalView
 from miner.waiting import why_waiting
-from schedule_toy import plan_run
 from subnet.run import events as ev
 from subnet.run.apply import apply
 from subnet.run.state import RunState, new_state

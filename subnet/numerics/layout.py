@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
+
 class TensorSpan(msgspec.Struct, frozen=True):
     """Where a tensor lies in its section."""
 

@@ -112,7 +112,9 @@ class PipelineSection(_Section, frozen=True):
 
     def __post_init__(self) -> None:
         _check(1 <= self.stages <= 256, "pipeline.stages", self.stages, "1 to 256")
-        _check(1 <= self.microbatches <= 2**14, "pipeline.microbatches", self.microbatches, "1 to 16384 (sums stay exact)")
+        _check(
+            1 <= self.microbatches <= 2**14, "pipeline.microbatches", self.microbatches, "1 to 16384 (sums stay exact)"
+        )
         _check(1 <= self.microbatch_rows <= 4096, "pipeline.microbatch_rows", self.microbatch_rows, "1 to 4096")
         ok = 1 <= self.chunks <= self.microbatch_rows and self.microbatch_rows % self.chunks == 0
         _check(ok, "pipeline.chunks", self.chunks, "a divisor of microbatch_rows")
@@ -206,7 +208,9 @@ class RunConfig(_Section, frozen=True):
             self.pipeline.microbatches * self.merge.qmax,
             "below 2^24, so that fp32 adds whole numbers exactly",
         )
-        _check(rows * seq <= 2**22, "pipeline.microbatch_rows · data.sequence_length", rows * seq, "at most 2^22 tokens")
+        _check(
+            rows * seq <= 2**22, "pipeline.microbatch_rows · data.sequence_length", rows * seq, "at most 2^22 tokens"
+        )
 
     @property
     def num_evaluation_items(self) -> int:
