@@ -42,7 +42,7 @@ def run_swarm(
     faults: Sequence[Fault] = (),
     limit_s: float = 900.0,
     options: SwarmOptions | None = None,
-    on_status: Callable[[LocalSwarm, RunStatus], None] = lambda swarm, status: None,
+    on_status: Callable[[LocalSwarm, RunStatus, float], None] = lambda swarm, status, now_s: None,
 ) -> SwarmResult:
     """Raises when the run doesn't finish in time or a fault didn't fire."""
     shutil.rmtree(directory, ignore_errors=True)
@@ -64,7 +64,7 @@ def run_swarm(
                 else:
                     swarm.add_miner()
                 result.faults.append(f"{fault.kind} at step {status.summary.step}")
-            on_status(swarm, status)
+            on_status(swarm, status, now)
 
         def ended(status: RunStatus) -> bool:
             return status.summary.state == "finished"

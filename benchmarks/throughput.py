@@ -78,15 +78,18 @@ def swarm_steps(shape: Shape, precision: str, miners: int, steps: int, warmup: i
     return [step.seconds for step in views], result.status
 
 
-def measure_round(shape: Shape, precision: str, steps: int, kinds: dict[str, int]) -> dict[str, float]:
+def measure_round(shape: Shape, precision: str, steps: int) -> dict[str, float]:
+    """Each swarm right after what it is compared with; the two-thread baseline last."""
     figures: dict[str, float] = {}
-    for kind in ("plain", "pipeline", "pipeline_dp"):
-        figures[kind] = median(baselines.measure(kind, precision, steps, shape=shape, deadline_s=3000.0))
-        print(f"  {precision} {kind}: {figures[kind]:.2f} s a step", file=sys.stderr, flush=True)
-    for name, miners in kinds.items():
-        seconds, _ = swarm_steps(shape, precision, miners, steps, 2)
-        figures[name] = median(seconds)
-        print(f"  {precision} {name}: {figures[name]:.2f} s a step ({seconds})", file=sys.stderr, flush=True)
+
+    def note(kind: str, seconds: list[float]) -> None:
+        figures[kind] = median(seconds)
+        print(f"  {precision} {kind}: {figures[kind]:.2f} s a step {seconds}", file=sys.stderr, flush=True)
+
+    for baseline, miners in (("pipeline", 2), ("pipeline_dp", 4)):
+        note(baseline, baselines.measure(baseline, precision, steps, shape=shape, deadline_s=3000.0))
+        note(f"{'two' if miners == 2 else 'four'}_miners", swarm_steps(shape, precision, miners, steps, 2)[0])
+    note("plain", baselines.measure("plain", precision, steps, shape=shape, deadline_s=3000.0))
     return figures
 
 
@@ -102,10 +105,9 @@ def breakdown(directory: Path) -> dict[str, dict[str, float]]:
 
 def compare(shape: Shape, precision: str, rounds: int, steps: int) -> dict[str, Any]:
     measured: list[dict[str, float]] = []
-    kinds = {"two_miners": 2, "four_miners": 4}
     for number in range(rounds):
         print(f"{precision}, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-        measured.append(measure_round(shape, precision, steps, kinds))
+        measured.append(measure_round(shape, precision, steps))
     seconds = {kind: median(one[kind] for one in measured) for kind in measured[0]}
     peak = baselines.matmul_peak(precision, 2)
     return {

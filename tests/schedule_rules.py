@@ -178,3 +178,26 @@ COSTS: dict[str, tuple[Remove, str, str]] = {
     "clock": (clock, "Revoking", "calm"),
 }
 """By rule: how to remove it, the event there are more of then, and the profile that shows it."""
+
+
+def hunt(rule: str, profile: str, lie: str, seeds: range) -> tuple[int, str] | None:
+    """The first schedule that fails without the rule."""
+    import pytest
+    from schedule_sim import Sim
+
+    for seed in seeds:
+        with pytest.MonkeyPatch.context() as patch:
+            sim = Sim(seed, profile=profile, lie=lie, checks_all=False)
+            RULES[rule](patch, sim)
+            try:
+                sim.run()
+            except Exception as error:  # noqa: BLE001  any failure will do
+                return seed, f"{type(error).__name__}: {error}"
+    return None
+
+
+if __name__ == "__main__":
+    from test_protocol_schedules import FOUND
+
+    for name, (profile, lie, _) in FOUND.items():
+        print(f'    "{name}": ("{profile}", "{lie}", {hunt(name, profile, lie, range(400))})', flush=True)

@@ -7,6 +7,7 @@ no honest replica is *tainted*: there nothing is promised of the numbers.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -23,9 +24,23 @@ from subnet.run.schedule import bits_fp32
 from validator import journal_core
 from validator.decide_steps import fp64_bits
 
-LIES = (
-    ["slice", "fp", "withhold", "owner", "nopub", "accuse", "nocommit", "nofp", "noown", "nocheck", "mute", "crafty", "square", "yes", "nosnap"]
-)
+LIES = [
+    "slice",
+    "fp",
+    "withhold",
+    "owner",
+    "nopub",
+    "accuse",
+    "nocommit",
+    "nofp",
+    "noown",
+    "nocheck",
+    "mute",
+    "crafty",
+    "square",
+    "yes",
+    "nosnap",
+]
 
 MAX_PASSES = 400
 """Units of time after which a run that isn't finished counts as stuck: mute members run every deadline down."""
@@ -258,9 +273,11 @@ class Sim:
     def lead(self) -> None:
         """Another validator leads, from what the log store has."""
         records = [record for segment in self.log.segments for record in segment]
-        if not self.leads_on_acknowledged and self.coordinators:
-            if any(not m.dead and m.follower.number > len(records) for m in self.miners):
-                return
+        ahead = (
+            any(not m.dead and m.follower.number > len(records) for m in self.miners) if self.coordinators else False
+        )
+        if ahead and not self.leads_on_acknowledged:
+            return
         term = sum(isinstance(record.event, ev.TermStarted) for record in records) + 1
         started = journal_core.term_started(term, "validator", self.unique())
         journal = [*records, ev.Record(len(records), 0, started)]
@@ -368,10 +385,8 @@ class Sim:
                 self._receive(to, source, kind, *args)
 
     def _receive(self, to: Any, source: Any, kind: str, *args: Any) -> None:
-        try:
+        with contextlib.suppress(Crash):
             to.receive(source, kind, *args)
-        except Crash:
-            pass
 
     def _calm(self) -> None:
         rng = self.rng
@@ -446,9 +461,18 @@ def run_many(seeds: range, **options: Any) -> tuple[Counter[str], dict[str, int]
             outcomes["wrong but tainted"] += sim.wrong
             outcomes["passes"] += sim.passes
             outcomes["events"] += sim.num_events
-            for kind in ("Voided", "Revoking", "Leased", "Gone", "ReplayLeased", "MicrobatchSkipped", "StoreRouted", "Joined"):
+            for kind in (
+                "Voided",
+                "Revoking",
+                "Leased",
+                "Gone",
+                "ReplayLeased",
+                "MicrobatchSkipped",
+                "StoreRouted",
+                "Joined",
+            ):
                 outcomes[kind] += sim.counts[kind]
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  every failure is counted by its kind
             what = f"{type(error).__name__}: {error}"[:90]
             outcomes[what] += 1
             examples.setdefault(what, seed)

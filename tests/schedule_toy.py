@@ -180,9 +180,7 @@ class Reference:
         if step == CALIBRATION_STEP:
             return 0
         total = sum(int(squares(step, v), 16) for group in self.sums(step, skipped) for v in group.values())
-        return norm_and_coefficient(
-            total, len(self.counted(step, skipped)), self.run.config.optimizer.clip_norm
-        )[1]
+        return norm_and_coefficient(total, len(self.counted(step, skipped)), self.run.config.optimizer.clip_norm)[1]
 
     def _update(self, step: int, skipped: frozenset[tuple[int, int]]) -> list[int]:
         w, sums, coefficient = self.states(step, skipped), self.sums(step, skipped), self.coefficient(step, skipped)

@@ -19,7 +19,8 @@ from subnet.run import events as ev
 from subnet.run.apply import apply, apply_record, fold
 from subnet.run.follower import Follower, Took
 from subnet.run.invariants import InvariantBroken, check
-from subnet.run.state import dump_state, load_state, new_state, state_bytes
+from subnet.run.state import new_state
+from subnet.run.state_codec import dump_state, load_state, state_bytes
 from subnet.words import Cursor, Member
 
 SEEDS = (1, 2, 5, 8, 11)
@@ -106,7 +107,7 @@ def test_equal_folds_give_equal_bytes_under_any_hash_seed() -> None:
         "import hashlib, msgspec, sys;"
         "from subnet.run import events as ev;"
         "from subnet.run.apply import fold;"
-        "from subnet.run.state import state_bytes;"
+        "from subnet.run.state_codec import state_bytes;"
         "records = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=list[ev.Record]);"
         "cuts = [len(records) * i // 8 for i in range(1, 9)];"
         "print(hashlib.sha256(b''.join(state_bytes(fold(records[:cut])) for cut in cuts)).hexdigest())"

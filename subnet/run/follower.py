@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from subnet.run.apply import apply_record
 from subnet.run.events import QUORUM_EVENTS, Record
 from subnet.run.invariants import require
-from subnet.run.state import RunState, dump_state, load_state, new_state
+from subnet.run.state import RunState, new_state
+from subnet.run.state_codec import dump_state, load_state
 from subnet.words import Cursor
 
 RECORDS_BETWEEN_COPIES = 2048

@@ -1,4 +1,4 @@
-"""The state of a run: exactly the fold of its journal; equal folds have equal ``state_bytes``.
+"""The state of a run: exactly the fold of its journal; equal folds have equal :func:`subnet.run.state_codec.state_bytes`.
 
 A :class:`RunState` has one owner, who folds events into it in place (:mod:`subnet.run.apply`). Everything here is plain
 data: the coordinator, members, followers and tools hold the same. Small indexes (open and live items, what a member
@@ -6,9 +6,6 @@ holds) are kept beside the items, so that an event costs the same whatever the s
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -378,39 +375,3 @@ def stored_snapshot(state: RunState, stage: int, version: int) -> StoredSnapshot
         if snapshot.step == version:
             return snapshot
     return None
-
-
-# --- bytes -------------------------------------------------------------------------------------------------------
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(RunState)
-
-
-def state_bytes(state: RunState) -> bytes:
-    """Canonical bytes: equal states give equal bytes, whatever the order of insertion or the hash seed."""
-    return _encoder.encode(_canonical(state))
-
-
-def dump_state(state: RunState) -> bytes:
-    """Bytes for :func:`load_state`: what a fold can be resumed from."""
-    return _encoder.encode(state)
-
-
-def load_state(data: bytes) -> RunState:
-    return _decoder.decode(data)
-
-
-def _canonical(value: Any) -> Any:
-    if isinstance(value, msgspec.Struct):
-        return [_canonical(getattr(value, name)) for name in value.__struct_fields__]
-    if isinstance(value, dict):
-        return _sorted([_canonical(key), _canonical(entry)] for key, entry in value.items())
-    if isinstance(value, set | frozenset):
-        return _sorted(_canonical(entry) for entry in value)
-    if isinstance(value, list | tuple):
-        return [_canonical(entry) for entry in value]
-    return value
-
-
-def _sorted(entries: Iterable[Any]) -> list[Any]:
-    return sorted(entries, key=_encoder.encode)
