@@ -10,19 +10,18 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import schedule_toy as toy
-from schedule_nodes import Bad, Coordinator, Crash, Log, Miner
+from schedule_audit import Audit
+from schedule_miner import Miner
+from schedule_nodes import Bad, Coordinator, Crash, Log, Trouble
 
 from subnet.protocol import messages as msg
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.invariants import check
-from subnet.run.schedule import bits_fp32
 from validator import journal_core
-from validator.decide_steps import fp64_bits
 
 LIES = [
     "slice",
@@ -46,31 +45,7 @@ MAX_PASSES = 400
 """Units of time after which a run that isn't finished counts as stuck: mute members run every deadline down."""
 
 
-@dataclass(frozen=True)
-class Trouble:
-    """Chances, a round or a message, of what goes wrong."""
-
-    faults: float
-    haste: float
-    delayed: float = 0.2
-    lost: float = 0.0
-    doubled: float = 0.08
-    echoes: int = 0
-
-    @staticmethod
-    def of(profile: str, rng: random.Random) -> Trouble:
-        if profile == "void":
-            return Trouble(0.02, 0.5, doubled=0.3)
-        if profile == "takeover":
-            return Trouble(0.06, 0.05, doubled=0.3)
-        if profile == "stale":
-            return Trouble(0.01, 0.4, delayed=0.4, doubled=0.2, echoes=3)
-        if profile == "rivals":
-            return Trouble(0.05, 0.05, delayed=0.4, echoes=1)
-        return Trouble(rng.choice([0, 0.05, 0.1, 0.2]), rng.choice([0, 0.05, 0.2]), lost=rng.choice([0, 0.03, 0.1]))
-
-
-class Sim:
+class Sim(Audit):
     """One schedule, all of it decided by ``seed``."""
 
     def __init__(self, seed: int, *, profile: str = "", lie: str = "", checks_all: bool = True) -> None:
@@ -182,91 +157,6 @@ class Sim:
             return False
         revealed = merge.phase == st.REVEALED and len(merge.fingerprints) < len(merge.entries)
         return revealed == isinstance(entry[2][1], msg.FingerprintClaim)
-
-    # --- what is watched
-
-    def saw(self, coordinator: Coordinator, event: ev.AnyEvent) -> None:
-        self.num_events += 1
-        self.counts[type(event).__name__] += 1
-        if self.num_events > 6000:
-            raise Bad("the journal grows without end")
-        if isinstance(event, ev.Gone) and not self.tainted:
-            if event.why == "liar" and event.member.hotkey not in self.liars:
-                raise Bad(f"honest {event.member} convicted")
-            if event.why == "silent" and event.member.hotkey not in self.liars and self.profile == "calm":
-                raise Bad(f"honest {event.member} taken for silent")
-            if event.why == "checksum":
-                raise Bad(f"{event.member} has another state")
-        if isinstance(event, ev.StageSealed):
-            for stage in self.run_planned.groups[event.group].stages:
-                replicas = st.ready(coordinator.state, stage) or st.members_of(coordinator.state, stage)
-                if all(member.hotkey in self.liars for member in replicas):
-                    self.tainted = True
-
-    def logged(self, records: tuple[ev.Record, ...]) -> None:
-        """What is in the log store is final."""
-        self.progress = True
-        for event in (record.event for record in records):
-            if isinstance(event, ev.StageSealed):
-                if self.seals.setdefault((event.step, event.group), event.hashes) != event.hashes:
-                    raise Bad("two seals")
-                self.audits.append(event)
-            elif isinstance(event, ev.MicrobatchSkipped):
-                self.skipped.add((event.step, event.microbatch))
-            elif isinstance(event, ev.StepSealed):
-                if event.step in self.steps:
-                    raise Bad("step sealed twice")
-                self.steps[event.step] = event
-                self.audit_step(event)
-            elif isinstance(event, ev.RunFinished):
-                self.finished = event
-
-    def audit_step(self, event: ev.StepSealed) -> None:
-        skipped = frozenset(self.skipped)
-        counted = self.reference.counted(event.step, skipped)
-        for m in (m for t, m in skipped if t == event.step):
-            if m < self.num_microbatches and (self.poison is None or (event.step, m) != self.poison[:2]):
-                raise Bad("good microbatch skipped")
-        if self.tainted:
-            return
-        if event.num_counted != len(counted):
-            raise Bad("wrong number of microbatches")
-        losses = self.reference.losses(event.step, skipped, counted)
-        mean = sum(map(bits_fp32, losses)) / len(losses)
-        if event.loss_bits != fp64_bits(mean):
-            raise Bad("wrong loss")
-        self.audit_evaluation(event.step, event.evaluation)
-        if event.coefficient_bits != self.reference.coefficient(event.step, skipped):
-            raise Bad("wrong coefficient")
-
-    def audit_evaluation(self, step: int, evaluation: tuple[int, ...]) -> None:
-        config, first = self.run_planned.config, self.num_microbatches
-        count = config.num_evaluation_items if config.evaluates_at(step) else 0
-        items = range(first, first + count)
-        if list(evaluation) != self.reference.losses(step, frozenset(self.skipped), items):
-            raise Bad("wrong evaluation")
-
-    def audit(self) -> None:
-        """Sealed sums against the reference, with the skips that became final."""
-        skipped = frozenset(self.skipped)
-        for seal in self.audits:
-            if seal.step not in self.steps:
-                continue
-            found = {p: self.store.get(value) for p, value in enumerate(seal.hashes)}
-            right = found == self.reference.sums(seal.step, skipped)[seal.group]
-            if self.tainted:
-                self.wrong |= not right
-                continue
-            for stage in self.run_planned.groups[seal.group].stages:
-                covered = sorted(m for e in seal.entries if e.stage == stage for m in e.microbatches)
-                if covered != self.reference.counted(seal.step, skipped):
-                    raise Bad(f"not exactly once: {covered}")
-            if not right:
-                raise Bad("wrong sum")
-
-    def settled(self, version: int, stage: int, w: int) -> None:
-        if not self.tainted and w != self.reference.states(version, frozenset(self.skipped))[stage]:
-            raise Bad(f"wrong state at {version}")
 
     # --- leaders
 

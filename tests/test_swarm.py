@@ -161,6 +161,23 @@ def root_of_other_seed(swarm: LocalSwarm, config: RunConfig) -> str:
     return root_of(swarm, "other")
 
 
+def test_the_validator_may_be_killed_and_a_miner_may_leave(
+    swarm: LocalSwarm, config: RunConfig, calm_root: str
+) -> None:
+    """kill -9 of the validator, start it again on its journal; a miner hands its leases back on SIGTERM: the same bits."""
+    name = "interrupted"
+    swarm.submit(changed(config, name))
+    swarm.wait_until(lambda s: s.summary.name == name and s.summary.step >= 1, Deadline.after(RUN_S))
+    swarm.kill("validator")
+    assert swarm.wait_end("validator", Deadline.after(20)) == -signal.SIGKILL
+    swarm.start_validator()
+    leaver = swarm.add_miner()
+    swarm.wait_until(lambda s: s.summary.name == name and s.summary.step >= 2, Deadline.after(RUN_S))
+    swarm.kill(leaver, signal.SIGTERM)
+    assert swarm.wait_end(leaver, Deadline.after(30)) == 0
+    assert root_of(swarm, name) == calm_root
+
+
 def test_a_submission_that_fails_says_so(swarm: LocalSwarm, config: RunConfig, calm_root: str, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     data = msgspec.structs.replace(config.data, sources=(str(tmp_path / "empty.txt"),))

@@ -1,0 +1,386 @@
+"""A member of the schedule test: the production fold, follower and `owed`, with toy arithmetic behind them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import schedule_toy as toy
+from schedule_nodes import Bad
+
+from miner import owed as owing
+from miner.local_view import BoundaryKey, LocalView, MergedLocally, StoredLocally
+from miner.owes import (
+    ApplySeal,
+    Check,
+    Commit,
+    Compute,
+    Fetch,
+    FetchSlice,
+    Fingerprint,
+    MakeSnapshot,
+    Push,
+    Reduce,
+    Refuse,
+    Report,
+    Restore,
+    SendSlice,
+    StoreSlice,
+)
+from subnet.protocol import messages as msg
+from subnet.run import state as st
+from subnet.run.follower import Follower, Took
+from subnet.words import CALIBRATION_STEP, Commitment, Member
+
+if TYPE_CHECKING:
+    from schedule_sim import Sim
+
+
+class Miner:
+    """One process of a hotkey."""
+
+    def __init__(self, sim: Sim, hotkey: str) -> None:
+        self.sim, self.hotkey, self.dead, self.paused = sim, hotkey, False, False
+        self.lie, self.slow = sim.liars.get(hotkey), sim.slow.get(hotkey, 0)
+        self.boot = sim.unique()
+        self.coordinator = sim.coordinator
+        self.follower, self.local = Follower(), LocalView()
+        self.me: Member | None = None
+        self.w = 0
+        self.values: dict[BoundaryKey, int] = {}
+        self.sums: dict[tuple[int, int], dict[int, toy.Vector]] = {}
+        self.own_slices: dict[str, toy.Vector] = {}
+        self.slices: dict[str, toy.Vector] = {}
+        self.running: dict[Compute, float] = {}
+        self.claimed: set[msg.AnyClaim] = set()
+        self.seeds: dict[tuple[int, int], str] = {}
+
+    @property
+    def state(self) -> st.RunState:
+        return self.follower.state
+
+    # --- receiving
+
+    def receive(self, source: Any, kind: str, *args: Any) -> None:
+        if kind == "announce":
+            if args[0] >= self.follower.term:
+                self.coordinator = source
+            if args[0] > self.follower.term:
+                self.sim.send(source, self, "poll", self.follower.cursor)
+        elif kind == "stream":
+            took = self.follower.take(*args)
+            if took is Took.NEW_TERM:
+                self.coordinator = source
+                self.drop()
+            self.sim.progress |= took is not Took.NOTHING
+        elif kind == "boundary":
+            frame, value = args
+            key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward)
+            if self.me is not None and owing.accepts_boundary(self.state, self.me, frame):
+                self.have(key, value)
+        elif kind == "need":
+            key = args[0]
+            if key in self.values and self.lie != "mute":
+                self.give_boundary(source, key)
+        elif kind == "slice":
+            value = args[0]
+            self.sim.progress |= toy.name(value) not in self.slices
+            self.slices[toy.name(value)] = value
+            self.local.slices.add(toy.name(value))
+        elif kind == "need_slice" and args[0] in self.own_slices:
+            self.give_slice(source, args[0])
+
+    def drop(self) -> None:
+        """Whatever belongs to an incarnation goes with it."""
+        self.boot, self.me = self.sim.unique(), None
+        self.local.new_incarnation()
+        self.local.jobs.clear()
+        self.sums, self.own_slices, self.slices, self.running, self.claimed = {}, {}, {}, {}, set()
+
+    def have(self, key: BoundaryKey, value: int) -> None:
+        self.sim.progress |= key not in self.values
+        self.values[key] = value
+        self.local.boundaries[key] = toy.name(value)
+        self.local.unavailable.discard(key)
+
+    def give_boundary(self, to: Miner, key: BoundaryKey) -> None:
+        if self.me is None:
+            return
+        value = self.values[key]
+        frame = msg.BoundaryFrame(
+            run="toy",
+            step=key.step,
+            microbatch=key.microbatch,
+            stage=key.stage,
+            backward=key.backward,
+            sender=self.me,
+            generation=0,
+            hash=toy.name(value),
+        )
+        self.sim.send(to, self, "boundary", frame, value)
+
+    def give_slice(self, to: Miner, value: str) -> None:
+        if self.lie in ("mute", "withhold") and self.local.version != CALIBRATION_STEP:
+            return
+        given = self.own_slices[value]
+        if self.lie == "slice":
+            given = (given[0] + 1, *given[1:])
+        self.sim.send(to, self, "slice", given)
+
+    # --- acting
+
+    def tick(self, late: bool = False) -> None:
+        self.sim.send(self.coordinator, self, "poll", self.follower.cursor)
+        if self.hotkey in self.state.convicted or self.state.run is None:
+            return
+        me, used_up = owing.incarnation(self.state, self.hotkey, self.boot)
+        if me is None:
+            if used_up or self.me is not None:
+                self.drop()
+            self.say_hello()
+            return
+        self.me = me
+        self.sim.addresses[me] = self
+        for owe in list(self.running):
+            self.finish(owe)
+        wanted: set[BoundaryKey] = set()
+        for owe in owing.owed(self.state, me, self.local):
+            if isinstance(owe, Fetch):
+                wanted.add(owe.key)
+            self.do(me, owe)
+        if late:
+            self.local.unavailable |= {key for key in wanted if key not in self.values}
+
+    def say_hello(self) -> None:
+        state = self.state
+        hardware = state.hardware_class.hashes if state.hardware_class else ("golden",)
+        request = msg.JoinRequest(1, "toy", self.boot, "127.0.0.1", 1, hardware, self.follower.cursor)
+        self.sim.send(self.coordinator, self, "hello", request)
+
+    def do(self, me: Member, owe: Any) -> None:
+        match owe:
+            case Report():
+                self.report(me, owe.claim)
+            case Compute() if self.lie != "mute":
+                self.local.jobs.add(owe)
+                self.running[owe] = self.sim.now + self.slow
+                self.finish(owe)
+            case Refuse():
+                self.refuse(owe)
+            case Fetch():
+                for source in owe.sources:
+                    if source in self.sim.addresses and source != me:
+                        self.sim.send(self.sim.addresses[source], self, "need", owe.key)
+            case Push():
+                if owe.to in self.sim.addresses:
+                    self.local.pushed.add((owe.key, owe.to))
+                    self.give_boundary(self.sim.addresses[owe.to], owe.key)
+            case ApplySeal() if self.sim.up:
+                self.apply_seal(me, owe.step)
+            case Restore():
+                self.restore(owe)
+            case MakeSnapshot() if self.sim.up and self.lie not in ("nosnap", "mute"):
+                manifest = self.sim.put((owe.step, owe.stage, self.w))
+                self.local.snapshots[owe.step] = StoredLocally(manifest, self.local.root)
+            case Commit() | SendSlice() | StoreSlice() | FetchSlice() | Reduce() | Fingerprint() | Check():
+                if self.lie != "mute":
+                    getattr(self, f"do_{type(owe).__name__}")(me, owe)
+            case _:
+                pass
+
+    def report(self, me: Member, claim: msg.AnyClaim) -> None:
+        if self.lie == "mute" and not isinstance(claim, msg.UpdatedClaim):
+            return
+        silent = {"nocommit": msg.CommitClaim, "nofp": msg.FingerprintClaim, "nocheck": msg.CheckClaim}
+        if self.lie in silent and isinstance(claim, silent[self.lie]):
+            return
+        if not self.sim.repeats and claim in self.claimed:
+            return
+        self.claimed.add(claim)
+        self.sim.send(self.coordinator, self, "claim", me, claim)
+
+    def refuse(self, owe: Refuse) -> None:
+        """Cancels a job that hasn't added; one that runs on must not add any more."""
+        self.local.refused.add((owe.step, owe.microbatch, owe.generation))
+        for job in [job for job in self.running if job.microbatch == owe.microbatch and job.generation]:
+            if self.sim.rng.random() < 0.5:
+                del self.running[job]
+                self.local.jobs.discard(job)
+
+    # --- work
+
+    def finish(self, owe: Compute) -> None:
+        if self.running[owe] > self.sim.now:
+            self.sim.busy = True
+            return
+        if self.sim.chaos and self.sim.rng.random() < 0.3:
+            return
+        del self.running[owe]
+        self.local.jobs.discard(owe)
+        if self.me is not None and owe.step == self.local.version and owe.stage == self.local.restored_stage:
+            self.compute(self.me, owe)
+
+    def compute(self, me: Member, owe: Compute) -> None:
+        step, m, stage = owe.step, owe.microbatch, owe.stage
+        count = st.num_microbatches(self.state)
+        entry = BoundaryKey(step, m, stage - 1, False)
+        if stage and entry not in self.values:
+            return
+        x = self.values[entry] if stage else toy.token(step, m, count)
+        last = stage == st.num_stages(self.state) - 1
+        if (step, m, stage, owe.backward) == self.sim.poison and owe.generation is not None:
+            self.local.failures[step, m, owe.generation] = ("not finite", "the gradient isn't finite")
+            return
+        if not owe.backward:
+            if last:
+                self.local.losses[step, m] = toy.loss_bits(self.w, x)
+                self.local.evaluated.add((step, m))
+            else:
+                self.have(BoundaryKey(step, m, stage, False), toy.forward(self.w, x, stage))
+            return
+        g = toy.loss_gradient(self.w, x) if last else self.values.get(BoundaryKey(step, m, stage + 1, True))
+        if g is None:
+            return
+        if last:
+            self.local.losses[step, m] = toy.loss_bits(self.w, x)
+        self.have(BoundaryKey(step, m, stage, True), toy.backward(self.w, x, g, stage))
+        if owing.may_add(self.state, me, self.local, owe):
+            sums = self.sums.setdefault((step, owe.epoch), {})
+            for p in st.partitions_of(self.state, st.group_of(self.state, stage), stage):
+                sums[p] = toy.accumulate(step, sums.get(p), toy.gradient(self.w, x, g, stage, p))
+            assert owe.generation is not None
+            self.local.added[step, m, owe.epoch] = owe.generation
+
+    def restore(self, owe: Restore) -> None:
+        if owe.whole:
+            self.w = toy.first_state(owe.stage)
+        elif self.sim.up and owe.manifest in self.sim.store:
+            self.w = self.sim.store[owe.manifest][2]
+        else:
+            return
+        self.local.version, self.local.restored_stage = owe.version, owe.stage
+        self.settle(owe.stage)
+
+    def apply_seal(self, me: Member, step: int) -> None:
+        log, stage = self.state.sealed[step], self.local.restored_stage
+        assert stage is not None
+        if step not in self.sim.steps and self.sim.demands_effect:
+            raise Bad("update before its seal is effective")
+        group = st.group_of(self.state, stage)
+        hashes = [log.groups[group].hashes[p] for p in st.partitions_of(self.state, group, stage)]
+        if any(value not in self.sim.store for value in hashes):
+            return
+        self.w = toy.updated(self.w, [self.sim.store[value] for value in hashes], log.coefficient_bits)
+        self.local.version = step + 1
+        self.local.end_step(step)
+        self.values = {key: value for key, value in self.values.items() if key.step > step}
+        self.sums, self.own_slices, self.slices, self.running, self.claimed = {}, {}, {}, {}, set()
+        self.local.jobs.clear()
+        self.settle(stage)
+
+    def settle(self, stage: int) -> None:
+        """The state is at a new version: its root, and against the reference."""
+        assert self.local.version is not None
+        self.local.root = "" if self.local.version == CALIBRATION_STEP else toy.name(self.w)
+        self.sim.progress = True
+        self.sim.settled(self.local.version, stage, self.w)
+
+    # --- merging
+
+    def do_Commit(self, me: Member, owe: Commit) -> None:
+        sums = self.sums.get((owe.step, owe.epoch))
+        if sums is None:
+            return
+        assert self.local.restored_stage is not None
+        hashes = tuple((p, toy.name(values)) for p, values in sorted(sums.items()))
+        self.own_slices.update((toy.name(values), values) for values in sums.values())
+        commitment = Commitment(me, self.local.restored_stage, owe.microbatches, hashes)
+        self.local.commitments[owe.step, owe.epoch, owe.microbatches] = commitment
+
+    def do_SendSlice(self, me: Member, owe: SendSlice) -> None:
+        if owe.to in self.sim.addresses:
+            self.local.sent.add((owe.hash, owe.to))
+            self.give_slice(self.sim.addresses[owe.to], owe.hash)
+
+    def do_StoreSlice(self, me: Member, owe: StoreSlice) -> None:
+        if self.lie == "slice" or (self.lie == "withhold" and owe.step != CALIBRATION_STEP):
+            return
+        if self.sim.up:
+            self.sim.put(self.own_slices[owe.hash])
+            self.local.stored.add(owe.hash)
+
+    def do_FetchSlice(self, me: Member, owe: FetchSlice) -> None:
+        if self.sim.up and owe.hash in self.sim.store:
+            self.slices[owe.hash] = self.sim.store[owe.hash]
+            self.local.slices.add(owe.hash)
+        elif owe.source in self.sim.addresses:
+            self.sim.send(self.sim.addresses[owe.source], self, "need_slice", owe.hash)
+
+    def do_Reduce(self, me: Member, owe: Reduce) -> None:
+        if self.lie == "noown":
+            return
+        total = toy.merge(owe.step, [self.own_slices.get(v) or self.slices[v] for v in owe.hashes])
+        seed = self.seeds.get((owe.step, owe.group))
+        if self.lie == "owner":
+            total = (total[0] + 1, *total[1:])
+        if self.lie == "crafty" and seed is not None:
+            p = owe.partition
+            total = (total[0] + toy.h("r", seed, p, 1), total[1] - toy.h("r", seed, p, 0))
+        squares = toy.squares(owe.step, total)
+        if self.lie == "square":
+            squares = f"{int(squares, 16) + 1:x}"
+        value = toy.name(total)
+        if self.lie != "nopub":
+            if not self.sim.up:
+                return
+            self.sim.put(total)
+        merged = MergedLocally(value, value, 8, squares)
+        self.local.merged[(owe.step, owe.group, owe.version), owe.partition] = merged
+
+    def do_Fingerprint(self, me: Member, owe: Fingerprint) -> None:
+        known = (owe.step, owe.group) in self.seeds
+        self.seeds[owe.step, owe.group] = owe.seed
+        if self.lie == "crafty" and not known:
+            return  # silent once, so that there is another version, with a seed it may know by then
+        merge = st.merge_of(self.state, owe.step, owe.group)
+        assert merge is not None
+        entry = next(entry for entry in merge.entries if entry.member == me)
+        hashes = dict(entry.hashes)
+        false = self.lie == "fp"
+        values = tuple(
+            (p, tuple(v + false for v in toy.fingerprint(self.own_slices[hashes[p]], owe.seed, p)))
+            for p in owe.partitions
+        )
+        self.local.fingerprints[(owe.step, owe.group, owe.version), owe.seed] = values
+
+    def do_Check(self, me: Member, owe: Check) -> None:
+        if not self.sim.up:
+            return
+        merge = st.merge_of(self.state, owe.step, owe.group)
+        assert merge is not None
+        ok = self.judge(merge, owe)
+        if ok is None:
+            return
+        if self.lie in ("yes", "owner", "square"):
+            ok = True
+        if self.lie == "accuse":
+            ok = False
+        self.local.checks[owe.step, owe.group, owe.version] = ok
+
+    def judge(self, merge: st.Merge, owe: Check) -> bool | None:
+        """None while the store lacks what is to be judged."""
+        store = self.sim.store
+        for p in owe.partitions:
+            said = merge.merged[p]
+            entries = [entry for entry in merge.entries if p in dict(entry.hashes)]
+            if said.hash not in store:
+                return None
+            total = store[said.hash]
+            if owe.step == CALIBRATION_STEP:
+                slices = [store[dict(entry.hashes)[p]] for entry in entries]
+                right = toy.merge(owe.step, slices) == total
+            else:
+                parts = [dict(merge.fingerprints[entry.member])[p][0] for entry in entries]
+                right = toy.fingerprint(total, merge.seed, p)[0] == sum(parts) % toy.PRIME
+            if not right or toy.squares(owe.step, total) != said.squares:
+                return False
+        return True
