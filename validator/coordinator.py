@@ -20,7 +20,7 @@ from typing import Any
 from loguru import logger
 
 from subnet.errors import IotaError, Refusal
-from subnet.protocol.messages import AnyClaim, BackwardReceipt, ForwardReceipt, JoinAnswer, JoinRequest
+from subnet.protocol.messages import AnyClaim, JoinAnswer, JoinRequest
 from subnet.protocol.signing import Signer
 from subnet.run.apply import apply
 from subnet.run.events import AnyEvent, HardwareClassSet, Record, RunFinished, RunPlanned, TermStarted
@@ -193,7 +193,6 @@ class Coordinator:
             self._finish(inbox.completions.popleft())
         while inbox.claims:
             member, claim = inbox.claims.popleft()
-            self._observe(member, claim)
             result = admit(self.state, member, claim, self.watch)
             if isinstance(result, Ignored):
                 logger.trace("{}: {} ignored: {}", member, type(claim).__name__, result.reason)
@@ -241,10 +240,6 @@ class Coordinator:
         self._emit(result)
         self.watch.heard(result.member, now)
         return JoinAnswer(True)
-
-    def _observe(self, member: Member, claim: AnyClaim) -> None:
-        if isinstance(claim, ForwardReceipt | BackwardReceipt):
-            self.watch.computed(member, claim.compute_s, backward=isinstance(claim, BackwardReceipt))
 
     def _after_commit(self) -> None:
         self.feed.advance(self.core.effective_end if self.core.may_speak else 0)
