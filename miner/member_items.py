@@ -6,6 +6,7 @@ for; a void in the meantime changes the epoch, so what was added late counts for
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -31,9 +32,37 @@ class _Done:
     added: bool
 
 
+class _Addition:
+    """One gradient's way into the sum: it is added or refused, whichever is first; both sides ask under one lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state = "computing"
+
+    def begin(self) -> bool:
+        """Compute thread: the gradient is there; may it be added?"""
+        with self._lock:
+            if self._state == "computing":
+                self._state = "adding"
+            return self._state == "adding"
+
+    def refuse(self) -> bool:
+        """Event loop: whether it will not be added any more."""
+        with self._lock:
+            if self._state == "computing":
+                self._state = "refused"
+            return self._state == "refused"
+
+
 class ItemWork:
     def __init__(self, context: RunContext) -> None:
         self._context = context
+        self._additions: dict[Compute, _Addition] = {}
+
+    def refuse(self, owe: Compute) -> bool:
+        """Keep a queued or running gradient out of the sum; False if it is being added or was."""
+        addition = self._additions.get(owe)
+        return addition is None or addition.refuse()
 
     def in_flight_limit(self) -> int:
         """Forwards that may wait for their backward: enough to fill the pipeline behind this stage, and one more."""
@@ -69,14 +98,16 @@ class ItemWork:
         if member is None or (adds and not may_add(context.run_state, member, local, owe)):
             return
         key = context.partial_key(owe.step, owe.epoch) if adds else None
+        addition = self._additions.setdefault(owe, _Addition())
 
         def work() -> _Done:
             if not owe.backward:
                 training = not owe.evaluation and owe.generation is not None
                 made = stage.executor.forward(item, x, tokens, keep_graph=training and not last)
                 return _Done(made.output, _hash(made.output), made.loss_bits, made.compute_s, False)
-            result = stage.executor.backward(item, grad, x, tokens, partial=key)
-            return _Done(result.output, _hash(result.output), result.loss_bits, result.compute_s, key is not None)
+            result = stage.executor.backward(item, grad, x, tokens, partial=key, admit=addition.begin)
+            added = key is not None and result.stats is not None
+            return _Done(result.output, _hash(result.output), result.loss_bits, result.compute_s, added)
 
         try:
             done = await context.compute.submit(owe, _priority(owe), work)
@@ -90,6 +121,8 @@ class ItemWork:
             logger.exception("an addition was interrupted: taking a new incarnation")
             context.new_incarnation()
             return
+        finally:
+            self._additions.pop(owe, None)
         self._note(owe, done, member == context.member)
 
     def _note(self, owe: Compute, done: _Done, same_member: bool) -> None:

@@ -290,7 +290,7 @@ class RunMember:
         return max(0.01, min((at - now for at, _ in self._not_before.values() if at > now), default=1.0))
 
     def _refuse(self, owe: Refuse) -> None:
-        """Hand a revoked lease back, unless its gradient is being added at this very moment."""
+        """Hand a revoked lease back at once, unless its gradient is being added at this very moment."""
         context = self._context
 
         def is_it(key: object) -> bool:
@@ -300,12 +300,12 @@ class RunMember:
                 and key.backward
             )
 
-        context.compute.drop(is_it)
-        running = context.compute.running
-        if is_it(running) or any(is_it(job) for job in context.local.jobs):
-            return  # its end wakes the pump again
-        context.local.refused.add((owe.step, owe.microbatch, owe.generation))
-        self._wake.set()
+        under_way = [job for job in context.local.jobs if isinstance(job, Compute) and is_it(job)]
+        if all([self._items.refuse(job) for job in under_way]):
+            context.compute.drop(is_it)
+            context.local.refused.add((owe.step, owe.microbatch, owe.generation))
+            self._wake.set()
+        # else it is added: the end of the job wakes the pump, and the receipt is the answer
 
     def _drop_stale_jobs(self) -> None:
         """Queued gradients that may no longer be added aren't computed."""

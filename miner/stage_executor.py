@@ -6,7 +6,7 @@ at all. Hold-out items (``microbatch >= M``) run without gradients and may be no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -194,10 +194,12 @@ class StageExecutor:
         tokens: NDArray[np.integer] | None = None,
         *,
         partial: PartialKey | None,
+        admit: Callable[[], bool] = lambda: True,
     ) -> BackwardResult:
         """Gradient of the input out; parameter gradients into the partial, as a whole or (raising) not at all.
 
         Uses the kept graph, else computes the forward again from ``x`` and ``tokens``. ``partial`` None: a replay.
+        ``admit`` is asked right before the addition; if it says no, nothing is added (``stats`` is None).
         """
         began = self._clock.now_s()
         self._check_item(item)
@@ -226,10 +228,10 @@ class StageExecutor:
             loss_bits = sum_bits(losses) if self._is_last else None
             check_finite(item, output, loss_bits)
         stats: ItemStats | None = None
-        if partial is not None:
-            stats = self._add(item, summed.grads, partial)
-        else:
+        if partial is None:
             check_gradients(item, summed.grads)
+        elif admit():
+            stats = self._add(item, summed.grads, partial)
         return BackwardResult(output, loss_bits, stats, self._clock.now_s() - began)
 
     def _is_training(self, item: ItemKey) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from loguru import logger
 
 from subnet.errors import IotaError, Refusal
-from subnet.protocol.messages import AnyClaim, JoinAnswer, JoinRequest
+from subnet.protocol.messages import AnyClaim, BackwardReceipt, ForwardReceipt, JoinAnswer, JoinRequest
 from subnet.protocol.signing import Signer
 from subnet.run.apply import apply
 from subnet.run.events import AnyEvent, HardwareClassSet, Record, RunFinished, RunPlanned, TermStarted
@@ -197,6 +197,8 @@ class Coordinator:
             if isinstance(result, Ignored):
                 logger.trace("{}: {} ignored: {}", member, type(claim).__name__, result.reason)
                 continue
+            if isinstance(claim, ForwardReceipt | BackwardReceipt):
+                self.watch.progressed(member, self._clock.now_s())
             for event in result:
                 self._emit(event)
         while inbox.joins:

@@ -57,6 +57,8 @@ def _late(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: P
                 continue
             phase = clock_phase(found)
             age_s = watch.age(("lease", work.step, m, stage, found.generation, phase), now_s)
+            # A queue is worked off one by one: each item finished gives those behind it their time anew.
+            age_s = min(age_s, watch.since_progress_s(found.member, now_s))
             deadline_s = lease_deadline_s(state, watch, policy, stage, found, load[found.member])
             if age_s >= deadline_s:
                 event = ev.Revoking(work.step, m, stage, found.generation)

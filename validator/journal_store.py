@@ -191,7 +191,7 @@ class JournalStore:
         except sqlite3.Error as error:
             self._failure = error
             for work in batch:
-                if work.done is not None:
+                if work.done is not None and work.done.set_running_or_notify_cancel():
                     work.done.set_exception(
                         Corrupt(
                             f"journal {self.path} cannot be written: {error}",
@@ -200,5 +200,5 @@ class JournalStore:
                     )
             return
         for work in batch:
-            if work.done is not None:
+            if work.done is not None and work.done.set_running_or_notify_cancel():
                 work.done.set_result(None)

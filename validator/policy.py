@@ -12,8 +12,8 @@ class Policy(msgspec.Struct, frozen=True):
 
     silence_s: float = 5.0
     """A member unheard for so long is gone."""
-    answer_s: float = 1.0
-    """A member answers ``Revoking`` within this, or its partial is void."""
+    answer_s: float = 3.0
+    """A member answers ``Revoking`` within this, or its partial is void; generous, since a void costs a whole m-set."""
     lease_min_s: float = 5.0
     """No lease is revoked earlier."""
     lease_unknown_s: float = 60.0

@@ -41,6 +41,7 @@ class Watch:
         self._links: dict[Member, Link] = {}
         self._speeds: dict[Member, Speed] = {}
         self._since: dict[Hashable, float] = {}
+        self._progress_s: dict[Member, float] = {}
         self._absent_since: dict[str, tuple[int, float]] = {}
         self._step: int | None = None
         self.blobs: set[str] = set()
@@ -89,7 +90,7 @@ class Watch:
 
     def keep_members(self, members: set[Member]) -> None:
         """Forgets whoever isn't there any more."""
-        for known in (self._links, self._speeds):
+        for known in (self._links, self._speeds, self._progress_s):
             for member in [k for k in known if k not in members]:
                 del known[member]
 
@@ -129,6 +130,14 @@ class Watch:
             speed.backward_s = _mixed(speed.backward_s, compute_s)
         else:
             speed.forward_s = _mixed(speed.forward_s, compute_s)
+
+    def progressed(self, member: Member, now_s: float) -> None:
+        """It finished an item: what waits in its queue behind that one isn't late yet."""
+        self._progress_s[member] = now_s
+
+    def since_progress_s(self, member: Member, now_s: float) -> float:
+        """Seconds since it last finished an item; infinite if it hasn't yet."""
+        return now_s - self._progress_s[member] if member in self._progress_s else float("inf")
 
     def speed(self, member: Member) -> Speed:
         return self._speeds.get(member, Speed())
