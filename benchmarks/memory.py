@@ -86,9 +86,10 @@ def _status(swarm: LocalSwarm) -> RunStatus | None:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small model; the fixed parts dominate, limit 100 %%")
+    parser.add_argument("--steps", type=int, default=10, help="10: until every cache has reached its horizon")
     options = parser.parse_args(arguments)
     shape = baselines.QUICK if options.quick else baselines.FULL
-    limit, steps = (1.0, 3) if options.quick else (LIMIT, 10)
+    limit, steps = (1.0, 3) if options.quick else (LIMIT, options.steps)
     config = config_of(shape, "fp32", steps, "memory")
     config = msgspec.structs.replace(
         config,

@@ -10,6 +10,7 @@ import asyncio
 from blake3 import blake3
 from loguru import logger
 
+from miner.allocator import give_back
 from miner.compute import URGENT
 from miner.context import RunContext, StageWork
 from miner.local_view import StoredLocally
@@ -100,6 +101,8 @@ class StateWork:
             stage.drop_partials()
             stage.executor.drop_graphs()
             stage.state.apply_step(step, sections, coefficient_bits=log.coefficient_bits, scalars=log.scalars)
+            del sections
+            give_back()
             return stage.state.stage_root()
 
         root = await context.compute.submit(owe, (URGENT, 0), update)

@@ -5,6 +5,7 @@ The heartbeat is forked before any thread, event loop or torch import exists in 
 
 from __future__ import annotations
 
+from miner.allocator import bound_heap
 from miner.heartbeat import start_heartbeat
 from miner.settings import MinerSettings
 from subnet.protocol.signing import load_wallet
@@ -13,6 +14,7 @@ from subnet.timing import check_nesting
 
 def start_miner(settings: MinerSettings) -> int:
     check_nesting()
+    bound_heap()
     signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
     heartbeat = start_heartbeat(signer)
     try:

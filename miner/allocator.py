@@ -1,0 +1,39 @@
+"""Keeps a miner's resident memory near what it uses: large blocks go back to the system when they are freed.
+
+glibc raises its mmap threshold with the sizes it sees, so that freed buffers of tens of megabytes stay in the heap between
+activations and fragment it. The fixed threshold lies above the size of activations: at 1 MiB page faults made a forward and
+backward a third slower, at 8 MiB nothing. Elsewhere than on glibc nothing is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+MMAP_THRESHOLD_BYTES = 8 << 20
+TRIM_THRESHOLD_BYTES = 64 << 20
+NUM_ARENAS = 2
+
+
+def bound_heap() -> bool:
+    """Call once, early; whether the allocator took it."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    return all(
+        mallopt(option, value) == 1
+        for option, value in (
+            (_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES),
+            (_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES),
+            (_M_ARENA_MAX, NUM_ARENAS),
+        )
+    )
+
+
+def give_back() -> None:
+    """Return free pages of the heap to the system: after an update, when a step's activations are gone."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError):
+        return
