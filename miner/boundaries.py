@@ -91,6 +91,11 @@ class BoundaryCache:
         for key in [key for key in self._entries if key.step < step]:
             self._forget(key)
 
+    def drop_received(self, own_stage: int, step: int) -> None:
+        """Forget what other stages made, up to ``step``: its makers keep it for whoever asks later."""
+        for key in [key for key in self._entries if key.step <= step and key.stage != own_stage]:
+            self._forget(key)
+
     def clear(self) -> None:
         for key in list(self._entries):
             self._forget(key)

@@ -116,6 +116,7 @@ class StateWork:
         context.local.end_step(step)
         context.slices.clear()
         context.merged.clear()
+        context.cache.drop_received(context.held_stage().stage, step)
         context.cache.drop_before(step - RETENTION_STEPS)
 
     async def snapshot(self, owe: MakeSnapshot) -> None:

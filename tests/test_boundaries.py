@@ -68,3 +68,14 @@ async def test_first_value_of_a_key_stays(tmp_path: Path) -> None:
     cache.put(key, b"other" * 20, "0" * 64)
     assert bytes(await cache.get(key) or b"") == bytes([0, 0]) * 50
     assert cache.memory_used == 100
+
+
+async def test_received_boundaries_go_with_their_step(tmp_path: Path) -> None:
+    cache = BoundaryCache(tmp_path / "b", memory_bytes=1000, disk_bytes=1000)
+    own, received = BoundaryKey(3, 0, 1, True), BoundaryKey(3, 0, 0, False)
+    later = BoundaryKey(4, 0, 0, False)
+    for key in (own, received, later):
+        cache.put(key, b"x" * 10, blake3(b"x" * 10).hexdigest())
+    cache.drop_received(own_stage=1, step=3)
+    assert [key in cache for key in (own, received, later)] == [True, False, True]
+    assert cache.memory_used == 20

@@ -17,6 +17,8 @@ from subnet.numerics.packing import packed_size
 from subnet.numerics.slices import byte_width, sum_bits
 
 TORCH_OVERHEAD_BYTES = 48 << 20
+HEAP_SLACK = 0.25
+"""What glibc's heap holds between activations beyond what is in use, as a share of the peak; measured, not derived."""
 """Kernels' scratch, thread stacks and the allocator's slack, above the level after import."""
 
 AUDIT_WINDOW_STEPS = 8
@@ -202,6 +204,7 @@ def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) ->
         MemoryTerm("scales", (BYTES_PER_BLOCK_STATE + BYTES_PER_BLOCK_STEP) * blocks),
         MemoryTerm("accumulator", 4 * elements),
         MemoryTerm("boundary blobs", blobs),
+        MemoryTerm("received boundaries", step_blobs),
         MemoryTerm("torch overhead", TORCH_OVERHEAD_BYTES),
         MemoryTerm("retained graphs", retained, "compute"),
         MemoryTerm("gradients and work", backward_work_bytes(plan, stage), "compute"),
@@ -211,4 +214,5 @@ def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) ->
         MemoryTerm("slices received", packed if given.replicas > 1 else 0, "merge"),
         MemoryTerm("merged slices", packed, "merge"),
     )
-    return StageMemory(stage, terms)
+    slack = int(HEAP_SLACK * StageMemory(stage, terms).peak_bytes)
+    return StageMemory(stage, (*terms, MemoryTerm("heap slack", slack)))
