@@ -87,7 +87,7 @@ class Entry:
         self.limit = np.minimum(np.maximum(self._target(), self.limit * F32(0.5)), self.limit * F32(8))
 
     def _target(self) -> Floats:
-        over = np.maximum(self.decayed, self.decayed.max() * F32(0.125)) * F32(2)
+        over = np.maximum(self.decayed, self.decayed.max() * F32(0.25)) * F32(2)
         return np.maximum(over, F32(2.0**-60))
 
 

@@ -151,7 +151,7 @@ def plain_scales(shapes: list[int], decayed: list[Any], limit: list[Any], x: lis
     for blocks in shapes:
         top = max(new[at : at + blocks])
         for i in range(at, at + blocks):
-            target = max(f(max(new[i], f(top * f(0.125))) * f(2)), f(2.0**-60))
+            target = max(f(max(new[i], f(top * f(0.25))) * f(2)), f(2.0**-60))
             limits.append(target if first else min(max(target, f(limit[i] * f(0.5))), f(limit[i] * f(8))))
         at += blocks
     return new, limits

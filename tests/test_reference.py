@@ -259,9 +259,9 @@ def test_the_exponent_is_the_smallest_that_fits(limit, qmax):
 def test_scales_rescue_quiet_blocks_and_move_within_bounds():
     entry = _entry((2, 1024), 2)
     entry.calibrate(np.array([1.0, 0.0], np.float32))
-    assert entry.limit.tolist() == [2.0, 0.25]
+    assert entry.limit.tolist() == [2.0, 0.5]
     entry.rescale(np.array([100.0, 0.0], np.float32))
-    assert entry.limit.tolist() == [16.0, 2.0]
+    assert entry.limit.tolist() == [16.0, 4.0]
     entry.calibrate(np.zeros(2, np.float32))
     assert entry.limit.tolist() == [2.0**-60] * 2
 

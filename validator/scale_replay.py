@@ -33,7 +33,7 @@ Tail = tuple[Partition, str, int]
 """A merged partition of a sealed step: where its maxima go, its address in the store, its bytes there."""
 
 DECAY = np.float32(0.9)
-TENSOR_SHARE = np.float32(0.125)
+TENSOR_SHARE = np.float32(0.25)
 HEADROOM = np.float32(2.0)
 FLOOR = np.float32(2.0**-60)
 LIMIT_SHRINK, LIMIT_GROWTH = np.float32(0.5), np.float32(8.0)

@@ -22,7 +22,7 @@ from subnet.numerics.layout import BLOCK, Partition, Section, Strip, section_til
 from subnet.numerics.slices import Buffer, decode_merged, encode_arrays, integer_type
 
 DECAY = 0.9
-TENSOR_SHARE = 0.125
+TENSOR_SHARE = 0.25
 HEADROOM = 2.0
 FLOOR = 2.0**-60
 LIMIT_SHRINK, LIMIT_GROWTH = 0.5, 8.0
