@@ -119,6 +119,8 @@ class Progress(msgspec.Struct):
     measured: list[tuple[int, dict[str, dict[str, float]]]] = []
     cpu_s: float = 0.0
     done: bool = False
+    root: str = ""
+    """State root after the last step; plain PyTorch has none."""
 
 
 def parts_of(settings: tuple[Setting, ...]) -> Iterator[Part]:
@@ -186,6 +188,7 @@ def run_part(part: Part, text: Corpus, out: Path) -> Progress:
             print(f"{part.name}: step {t + 1}/{setting.steps}, loss {progress.losses[-1][1]:.4f}", flush=True)
     progress.cpu_s += time.process_time() - began
     progress.done = True
+    progress.root = run.state_root() if isinstance(run, Reference) else ""
     _save(result, progress)
     state.unlink(missing_ok=True)
     print(f"{part.name}: done, hold-out {last_mean(progress, setting):.4f}, {progress.cpu_s:.0f} CPU s", flush=True)
