@@ -16,11 +16,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from subnet.protocol.api import MemberView, RunStatus
+from subnet.protocol.api import MemberView, RunStatus, StallView
 
 BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 60
 _NUM_EVENTS = 6
+_NUM_WAITS = 3
 
 
 def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
@@ -41,15 +42,27 @@ def headline(status: RunStatus) -> str:
     summary = status.summary
     if not status.steps:
         waits = f" · waits for {summary.waiting_for}" if summary.waiting_for else ""
+        if summary.stall is not None:
+            waits = f" · {stalled(summary.stall)}"
         return f"{summary.name} · {summary.state}{waits} · {len(status.members)} members"
     last = status.steps[-1]
     parts = [f"step {last.step + 1}/{summary.steps}", f"loss {last.loss:.4f}"]
     if last.holdout_loss is not None:
         parts.append(f"hold-out {last.holdout_loss:.4f}")
     parts += [f"{status.tokens_per_s:,.0f} tokens/s", f"{len(status.members)} members"]
-    if summary.state == "waiting" and summary.waiting_for:
+    if summary.stall is not None:
+        parts.append(stalled(summary.stall))
+    elif summary.state == "waiting" and summary.waiting_for:
         parts.append(f"waits for {summary.waiting_for}")
     return " · ".join(parts)
+
+
+def stalled(stall: StallView) -> str:
+    """Since when there is no progress, and the ones waited for longest."""
+    longest = sorted(stall.waits, key=lambda wait: -wait.waited_s)
+    shown = "; ".join(f"{wait.who}: {wait.what} ({wait.waited_s:.0f} s)" for wait in longest[:_NUM_WAITS])
+    more = f" and {len(longest) - _NUM_WAITS} more" if len(longest) > _NUM_WAITS else ""
+    return f"stalled, no seal for {stall.no_seal_s:.0f} s: waits for {shown or 'nothing known'}{more}"
 
 
 def last_holdout(status: RunStatus) -> tuple[int, float] | None:
@@ -114,7 +127,11 @@ def render(status: RunStatus | None, notes: Sequence[str] = ()) -> RenderableTyp
     )
     head.add_row("tokens/s", f"{status.tokens_per_s:,.0f}", Text(counts, style="dim"))
     parts: list[RenderableType] = [head, Text(""), _member_table(status), Text("")]
-    if summary.waiting_for:
+    if summary.stall is not None:
+        parts.append(Text(stalled(summary.stall), style="bold red"))
+        if summary.stall.dump:
+            parts.append(Text(f"the validator's stacks: {summary.stall.dump}", style="dim"))
+    elif summary.waiting_for:
         parts.append(Text(f"waits for {summary.waiting_for}", style="yellow"))
     if status.weights:
         parts.append(Text(f"weights: {status.weights}", style="dim"))

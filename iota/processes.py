@@ -126,14 +126,25 @@ class ForkServer:
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """Send a signal; pausing and continuing reach the process's whole group."""
+        self.send(name, number, group=number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP))
+
+    def send(self, name: str, number: int, *, group: bool = False) -> int | None:
+        """Send a signal to a process, or to its whole group; its process id, None where it doesn't run (yet).
+
+        SIGKILL lets the rest of a paused group go on, so that a helper process sees the end and ends too.
+        """
         self.poll()
-        child = self.children[name]
-        if not child.running or child.pid is None:
-            return
-        if number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP):
-            os.killpg(child.pid, number)
-        else:
-            os.kill(child.pid, number)
+        child = self.children.get(name)
+        if child is None or not child.running or child.pid is None:
+            return None
+        try:
+            (os.killpg if group else os.kill)(child.pid, number)
+        except ProcessLookupError:
+            return None  # it has ended this moment; the parent's report is under way
+        if number == signal.SIGKILL and not group:
+            with suppress(ProcessLookupError):  # it may be too young to have a group
+                os.killpg(child.pid, signal.SIGCONT)
+        return child.pid
 
     def check(self, *names: str) -> None:
         """Raise when one of these processes has ended."""
@@ -182,6 +193,15 @@ class ForkServer:
         return ProcessFailed(
             f"the swarm's parent process ended: {lines[-1] if lines else 'no output'}", hint=f"see {log}"
         )
+
+
+def started_at(pid: int) -> int | None:
+    """When a process was started, in the kernel's ticks: with its id this names it for good. None: it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
 def failure_of(child: Child) -> IotaError:

@@ -69,6 +69,18 @@ def _with_ends(architecture: Architecture, given: Mapping[str, Any] | None, end_
     return load_architecture({**architecture.model_config, **ends})
 
 
+def for_others(config: RunConfig) -> RunConfig:
+    """The config as everybody gets to see it: of the submitter's paths only the last names."""
+    data, model = config.data, config.model
+    sources = tuple(Path(source).name for source in data.sources)
+    pretrained = Path(model.pretrained).name if model.pretrained else model.pretrained
+    return msgspec.structs.replace(
+        config,
+        data=msgspec.structs.replace(data, sources=sources, tokenizer=Path(data.tokenizer).name),
+        model=msgspec.structs.replace(model, pretrained=pretrained),
+    )
+
+
 def cut_model(run: PreparedRun, unit_costs: tuple[float, ...]) -> ModelPlan:
     """The model cut so that the slowest stage is as fast as it can be."""
     return plan_model(run.config, run.architecture, plan_cuts(unit_costs, run.config.pipeline.stages))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from iota.prepare import Progress
 from iota.remote import BlobFile, Remote
-from iota.submission import PreparedRun, chosen_device, cut_model, load_model, prepare_run, write_snapshot
+from iota.submission import PreparedRun, chosen_device, cut_model, for_others, load_model, prepare_run, write_snapshot
 from iota.submit_settings import SubmitSettings
 from subnet.model.plan import ModelPlan
 from subnet.model.registry import check_run
@@ -62,7 +62,7 @@ def submit(settings: SubmitSettings, say: Say) -> RunSummary:
         remote.put(config.run.name, files, deadline)
     submission = RunSubmission(
         version=PROTOCOL_VERSION,
-        config=encode(config),
+        config=encode(for_others(config)),
         model_config=dict(plan.model_config),
         unit_tensors=tuple(tuple(_as_word(spec) for spec in unit) for unit in plan.units.units),
         unit_flops_per_token=plan.units.unit_flops_per_token,

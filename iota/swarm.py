@@ -39,6 +39,7 @@ VALIDATOR_STAKE = 10_000.0
 _POLL_S = 0.1
 _CALL_S = 10.0
 _METAGRAPH_S = 6.0
+_REAP_S = 30.0
 ESSENTIAL = ("chain", "store", "validator")
 
 
@@ -57,6 +58,8 @@ class SwarmOptions:
     start_s: float = 120.0
     spare_miners: int = 4
     """Miners that may be added later and are registered from block 0; others register when they are added."""
+    spare_validators: int = 0
+    """Validators named validator-1, ... that are registered with stake from block 0, to lead when the first is gone."""
     graph_memory_bytes: int = 4 << 30
     burn_share: float = 0.0
 
@@ -76,6 +79,9 @@ class LocalSwarm:
         self._run, self._first_miners = run, num_miners
         self._parent: ForkServer | None = None
         self.ports = options.ports
+        self.leader = "validator"
+        """The validator's process that leads, and answers at :attr:`validator_url`."""
+        self._validator_ports: dict[str, int] = {}
         self.run_name: str | None = None
 
     # ---- life
@@ -122,21 +128,29 @@ class LocalSwarm:
 
     # ---- doing
 
-    def start_validator(self) -> None:
-        """The validator's process; also after a :meth:`kill` of it (same directory, same journal)."""
+    def start_validator(
+        self, name: str = "validator", *, lead_from: bool = False, directory: Path | None = None
+    ) -> None:
+        """A validator's process; also after a :meth:`kill` of it (same directory, same journal).
+
+        ``lead_from``: it goes on with the runs of the store. Whichever was started last is the swarm's :attr:`leader`.
+        """
+        self._reap(name)
+        self.leader = name
         settings = ValidatorSettings(
             netuid=NETUID,
             chain_endpoint=self.chain_url,
-            wallet_name="validator",
+            wallet_name=name,
             wallet_path=self._wallets,
-            port=self.ports.validator,
-            directory=self.directory / "validator",
+            port=self._validator_port(name),
+            directory=directory or self.directory / name,
+            lead_from=lead_from,
             store_url=self.store_url,
             store_secret=self.directory / "store-secret",
             submitters=(self.owner().hotkey,),
             burn_share=self.options.burn_share,
         )
-        self._request("validator", "validator", settings)
+        self._request(name, "validator", settings)
 
     def submit(self, run: Path | RunConfig) -> None:
         """Start a submission; its end shows in :meth:`wait_until` and :meth:`wait_submitted`."""
@@ -171,7 +185,8 @@ class LocalSwarm:
         return number
 
     def restart_miner(self, number: int) -> None:
-        """Start a miner again that has ended: same hotkey, same directory, a new boot."""
+        """Start a miner again that has ended or was killed: same hotkey, same directory, a new boot."""
+        self._reap(f"miner-{number}")
         self._request(f"miner-{number}", "miner", self._miner_settings(number))
 
     def kill(self, process: int | str, number: int = signal.SIGKILL) -> None:
@@ -200,7 +215,7 @@ class LocalSwarm:
 
     @property
     def validator_url(self) -> str:
-        return f"http://{HOST}:{self.ports.validator}"
+        return f"http://{HOST}:{self._validator_port(self.leader)}"
 
     def owner(self) -> Signer:
         """The subnet owner's hotkey, which submits runs and exports them."""
@@ -215,9 +230,10 @@ class LocalSwarm:
     def log_of(self, process: int | str) -> Path:
         return self.directory / "logs" / f"{process if isinstance(process, str) else f'miner-{process}'}.log"
 
-    def check(self) -> None:
+    def check(self, *, validator: bool = True) -> None:
         """Raise when the chain, the store, the validator or (failing) the submission has ended."""
-        self.parent.check(*ESSENTIAL)
+        names = (self.leader if name == "validator" else name for name in ESSENTIAL)
+        self.parent.check(*(name for name in names if validator or name != self.leader))
         submit = self.parent.children.get("submit")
         if submit is not None and submit.status not in (None, 0):
             raise failure_of(submit)
@@ -291,8 +307,19 @@ class LocalSwarm:
 
     def _make_wallets(self) -> None:
         """Owner, validator and the first miners, a coldkey each, so that checks of two miners are independent."""
-        for name in ("owner", "validator", *self._miner_names):
+        for name in ("owner", *self._validator_names, *self._miner_names):
             self._wallet(name)
+
+    @property
+    def _validator_names(self) -> tuple[str, ...]:
+        return ("validator", *(f"validator-{number + 1}" for number in range(self.options.spare_validators)))
+
+    def _validator_port(self, name: str) -> int:
+        if name == "validator":
+            return self.ports.validator
+        if name not in self._validator_ports:
+            self._validator_ports[name] = SwarmPorts().taken().validator
+        return self._validator_ports[name]
 
     @property
     def _miner_names(self) -> tuple[str, ...]:
@@ -305,15 +332,14 @@ class LocalSwarm:
         return create_wallet(name, "default", self._wallets)
 
     def _chain_settings(self) -> ChainSettings:
-        """Everybody is registered from block 0, the validator with stake and so with a permit."""
+        """Everybody is registered from block 0, validators with stake and so with a permit."""
         subnet = self.options.genesis.subnets[0]
         owner = self.owner()
         neurons = [GenesisNeuron(owner.hotkey, owner.coldkey)]
-        for name in ("validator", *self._miner_names):
+        stakes = {name: VALIDATOR_STAKE / (1 + rank) for rank, name in enumerate(self._validator_names)}
+        for name in (*self._validator_names, *self._miner_names):
             signer = load_wallet(name, "default", self._wallets)
-            neurons.append(
-                GenesisNeuron(signer.hotkey, signer.coldkey, VALIDATOR_STAKE if name == "validator" else 0.0)
-            )
+            neurons.append(GenesisNeuron(signer.hotkey, signer.coldkey, stakes.get(name, 0.0)))
         subnet = msgspec.structs.replace(
             subnet, netuid=NETUID, owner_hotkey=owner.hotkey, owner_coldkey=owner.coldkey, neurons=tuple(neurons)
         )
@@ -326,7 +352,8 @@ class LocalSwarm:
             chain_endpoint=self.chain_url,
             wallet_name=f"miner-{number}",
             wallet_path=self._wallets,
-            validator_url=self.validator_url,
+            validator_url=f"http://{HOST}:{self.ports.validator}",
+            more_validator_urls=tuple(f"http://{HOST}:{port}" for port in self._validator_ports.values()),
             directory=self.directory / "miners" / str(number),
             device=self.options.device,
             graph_memory_bytes=self.options.graph_memory_bytes,
@@ -336,6 +363,11 @@ class LocalSwarm:
         number = self.num_miners
         self._request(f"miner-{number}", "miner", self._miner_settings(number))
         self.num_miners += 1
+
+    def _reap(self, name: str) -> None:
+        """Wait until a process that was killed has ended: only then its ports and files are free."""
+        if name in self.parent.children:
+            self.parent.wait_end(name, Deadline.after(_REAP_S))
 
     def _request(self, name: str, entry: str, settings: msgspec.Struct) -> None:
         self.parent.request(name, entry, {**settings_of(settings), "log_level": self.options.log_level})

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from iota.chaos.keeper import Keeper
+from iota.chaos.watcher import StatusWatcher, ask_status
 from iota.live import LiveView
 from iota.swarm import LocalSwarm, SwarmOptions
-from subnet.errors import ConfigError, NotFound, Refused, Unreachable
+from subnet.errors import ConfigError, Unreachable
 from subnet.protocol.api import RunStatus
 from subnet.run.runfile import load_run_file
 from subnet.timing import Deadline
@@ -16,6 +18,7 @@ MARKER = ".iota-swarm"
 _POLL_S = 0.5
 _EXPORT_S = 600.0
 _PATIENCE_S = 60.0
+_NUM_STEPS = 400
 
 
 def claim_directory(directory: Path) -> Path:
@@ -42,15 +45,19 @@ def run_up(
     stay: bool,
     export: Path | None,
     plain: bool | None,
+    restart_s: float | None = None,
 ) -> int:
     if run_file is not None:
         load_run_file(run_file)  # a typo is said before anything starts
+    if restart_s is not None and not 0 <= restart_s <= 3600:
+        raise ConfigError(f"--restart {restart_s:g} is not allowed", hint="allowed: 0 to 3600 seconds")
     swarm = LocalSwarm(claim_directory(directory), run_file, num_miners, options)
     with swarm, LiveView(plain=plain) as view:
         view.say(f"validator {swarm.validator_url} · chain {swarm.chain_url} · store {swarm.store_url}")
         view.say(f"wallets {swarm.directory / 'wallets'} (submit with owner) · logs {swarm.directory / 'logs'}")
+        keeper = Keeper(swarm, restart_s)
         try:
-            status = _follow(swarm, view, wait_for_runs=run_file is None)
+            status = _follow(swarm, keeper, view, wait_for_runs=run_file is None)
             root = status.summary.root or ""
             view.say(f"{status.summary.name} has finished: run root {root}")
             if export is not None:
@@ -61,27 +68,30 @@ def run_up(
                 )
                 view.say(f"exported to {done.directory}")
             while stay:
-                swarm.check()
+                keeper.tick()
                 time.sleep(_POLL_S)
         except KeyboardInterrupt:
             view.say("stopping")
+        finally:
+            keeper.close()
     return 0
 
 
-def _follow(swarm: LocalSwarm, view: LiveView, *, wait_for_runs: bool) -> RunStatus:
+def _follow(swarm: LocalSwarm, keeper: Keeper, view: LiveView, *, wait_for_runs: bool) -> RunStatus:
     """Show the active run until one has finished (never, where runs are waited for)."""
-    patience = Deadline.after(_PATIENCE_S)
-    while True:
-        swarm.check()
-        try:
-            status = swarm.status(steps=400)
-            patience = Deadline.after(_PATIENCE_S)
-        except (Unreachable, NotFound, Refused):
-            if patience.expired:
-                raise
-            status = None
-        if status is not None:
-            view.show(status)
-            if status.summary.state == "finished" and not wait_for_runs:
-                return status
-        time.sleep(_POLL_S)
+    patience, shown = Deadline.after(_PATIENCE_S), None
+    with StatusWatcher(lambda: ask_status(swarm.validator_url, steps=_NUM_STEPS), _POLL_S) as watcher:
+        while True:
+            for name in keeper.tick():
+                view.say(f"{name} had ended and was started again")
+            status = watcher.latest()
+            if not watcher.unanswered:
+                patience = Deadline.after(_PATIENCE_S)
+            elif patience.expired:
+                raise Unreachable(watcher.unanswered)
+            if status is not None and status is not shown:
+                view.show(status)
+                shown = status
+                if status.summary.state == "finished" and not wait_for_runs:
+                    return status
+            time.sleep(_POLL_S / 5)

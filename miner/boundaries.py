@@ -15,6 +15,7 @@ from blake3 import blake3
 from loguru import logger
 
 from miner.local_view import BoundaryKey
+from subnet.logs import ReasonLog
 
 Buffer = bytes | bytearray | memoryview
 
@@ -44,6 +45,7 @@ class BoundaryCache:
         self._entries: OrderedDict[BoundaryKey, _Entry] = OrderedDict()
         self.memory_used = 0
         self.disk_used = 0
+        self._reasons = ReasonLog()
         directory.mkdir(parents=True, exist_ok=True)
         for stale in directory.iterdir():
             stale.unlink()
@@ -114,8 +116,9 @@ class BoundaryCache:
             try:
                 await asyncio.to_thread(_write, self._directory / _file_name(key), entry.data)
             except OSError as error:
-                logger.warning("boundary {} can't be kept on disk: {}", _file_name(key), error)
-                self._forget(key)
+                self._reasons.note("boundaries", f"os_error_{error.errno}", f"can't be kept on disk: {error}")
+                if self._entries.get(key) is entry:
+                    self._forget(key)
                 continue
             if self._entries.get(key) is entry:
                 self.memory_used -= entry.size_bytes
@@ -145,5 +148,9 @@ class BoundaryCache:
 
 def _write(path: Path, data: memoryview) -> None:
     # Evidence, not state: a half-written file fails its hash when read, so no fsync is spent on it.
-    with path.open("wb") as file:
-        file.write(data)
+    try:
+        with path.open("wb") as file:
+            file.write(data)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise

@@ -112,6 +112,8 @@ class ComputeThread:
                 if self._stopping:
                     return
                 job = heapq.heappop(self._jobs)
+                if job.future.cancelled():
+                    continue  # whoever wanted it has gone on
                 self.running = job.key
             started = time.perf_counter()
             result: Any = None

@@ -12,7 +12,10 @@ from miner.boundaries import BoundaryCache
 from miner.compute import ComputeThread
 from miner.directives import Directives
 from miner.local_view import LocalView
+from miner.owes import Compute
+from miner.peer_blobs import NodeView, PeerBlobs
 from miner.settings import MinerSettings
+from miner.sources import Holdings, Sources
 from miner.stage_executor import PartialKey, StageExecutor, StagePartial
 from miner.stage_merge import StageMerge
 from miner.stage_state import StageState
@@ -72,6 +75,21 @@ class RunContext:
     """Canonical bytes of slices, mine and others', by hash; of the open step only."""
     merged: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
     """Canonical bytes of merged partitions, by hash; of the open step only."""
+    peer_blobs: PeerBlobs = field(init=False)
+    sources: Sources = field(init=False)
+    """Blobs of the run's snapshots and log, from disk, replicas or store."""
+
+    def __post_init__(self) -> None:
+        holdings = Holdings(self.chunk_cache, lambda: self.run_state)
+        node = NodeView(
+            run_id=self.run_id,
+            state=lambda: self.run_state,
+            member=lambda: self.member,
+            address=self.address,
+            background=lambda work: self.background(work),
+        )
+        self.peer_blobs = PeerBlobs(node, holdings)
+        self.sources = Sources(holdings, self.blobs, self.peer_blobs)
 
     @property
     def run_state(self) -> RunState:
@@ -108,6 +126,7 @@ class RunContext:
         self.slices.clear()
         self.merged.clear()
         self.member = None
+        self.compute.drop(lambda key: isinstance(key, Compute))
         if self.stage is not None:
             stage = self.stage
             self.compute.submit("drop", (0,), lambda: (stage.drop_partials(), stage.executor.drop_graphs()))

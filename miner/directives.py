@@ -1,7 +1,8 @@
 """Follows the validator's directive stream into the fold: every record chained, every batch signed, in order, exactly once.
 
 Anything that doesn't fit (wrong head, wrong signature, an older term, a gap) ends the connection and is logged; nothing of
-it is folded. A new term may rewind; the follower folds again from its last final copy.
+it is folded. Who is new or too far behind is sent a signed copy of the fold first. A new term may rewind; the follower folds
+again from its last final copy, and where the term takes back more than that, forgets all and begins anew.
 """
 
 from __future__ import annotations
@@ -9,29 +10,45 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
 
 import msgspec
 from loguru import logger
 
-from subnet.errors import InputError, IotaError
+from subnet.errors import HashMismatch, InputError, IotaError, TooLarge
 from subnet.net.client import SignedClient
 from subnet.protocol import wire
+from subnet.protocol.messages import LIMIT_COPY_BYTES, PURPOSE_COPY, CopyPart, copy_statement, is_copy_part
 from subnet.protocol.signing import verify_statement
 from subnet.run.chain_hash import GENESIS_HEAD, next_head
 from subnet.run.events import Batch, Record
 from subnet.run.follower import Follower, Took
+from subnet.run.invariants import InvariantBroken
 from subnet.run.state import RunState
+from subnet.run.state_codec import load_state
 from subnet.timing import TIMEOUTS, Backoff, Deadline
 from subnet.words import Cursor
 
 PURPOSE_BATCH = "directives/1"
 KEPT_HEADS = 65536
-"""A new term that rewinds further than this is refused; what it takes back is final long before."""
+"""Who is told by a new term to rewind further than this begins anew; what it takes back is final long before."""
 _record_decoder = msgspec.msgpack.Decoder(Record)
 
 
+@dataclass
+class _Copy:
+    """A copy of the fold as far as it has come; ``whole`` is its first part."""
+
+    whole: CopyPart
+    data: bytearray
+
+
 class Directives:
-    """``changed`` is set after each batch; ``on_took`` sees the records and whether a new term began with them."""
+    """``changed`` is set after each batch; ``on_took`` sees the records and whether a new term began with them.
+
+    After a copy of the fold ``on_took`` sees no records: the fold has moved on all the same.
+    """
 
     def __init__(
         self, client: SignedClient, run: str, on_took: Callable[[Sequence[Record], bool], None] | None = None
@@ -39,7 +56,10 @@ class Directives:
         self._client, self._run = client, run
         self.on_took = on_took
         self._follower = Follower()
-        self._heads: deque[bytes] = deque([bytes.fromhex(GENESIS_HEAD)], maxlen=KEPT_HEADS)
+        self._heads = _heads_from(GENESIS_HEAD)
+        self._copy: _Copy | None = None
+        self._anew = False
+        """What is folded can't go on: a copy, or the first record, is to replace it."""
         self.changed = asyncio.Event()
         self.connected = False
 
@@ -56,8 +76,9 @@ class Directives:
         backoff = Backoff(0.1, 3.0)
         while True:
             try:
-                cursor = self.cursor
-                path = f"/v1/directives?run={self._run}&term={cursor.term}&after={cursor.number}"
+                self._copy, cursor = None, self.cursor
+                after = 0 if self._anew else cursor.number
+                path = f"/v1/directives?run={self._run}&term={cursor.term}&after={after}"
                 async for frame in self._client.stream(path, connect=Deadline.after(TIMEOUTS.http_request_s)):
                     self.connected = True
                     self.take(frame)
@@ -69,31 +90,114 @@ class Directives:
             await asyncio.sleep(backoff.next_s())
 
     def take(self, frame: bytes) -> None:
-        """Check a batch and fold it."""
+        """Check a batch, or a part of a copy, and fold it."""
+        if is_copy_part(frame):
+            self._take_part(frame)
+        else:
+            self._take_batch(frame)
+
+    # --- batches -----------------------------------------------------------------------------------------------
+
+    def _take_batch(self, frame: bytes) -> None:
         batch = wire.decode(frame, Batch, limit_bytes=wire.MAX_STREAM_FRAME_BYTES, what="a batch of directives")
-        number, term = self.cursor.number, batch.cursor.term
-        if term < self.cursor.term:
-            raise InputError(f"the validator leads term {term}, this process has seen term {self.cursor.term}")
+        number, term = 0 if self._anew else self.cursor.number, batch.cursor.term
+        self._refuse_older(term)
         rewind = number - batch.first_number
         if rewind < 0 or (rewind > 0 and term == self.cursor.term):
             raise InputError(f"directives from {batch.first_number} on don't follow {number}")
         if batch.cursor.number != batch.first_number + len(batch.records):
             raise InputError("a batch of directives doesn't count its records")
-        if rewind >= len(self._heads):
-            raise InputError(f"term {term} takes back {rewind} records")
         statement = f"{term}.{batch.cursor.number}.{batch.head}".encode()
         if not verify_statement(self._client.receiver, PURPOSE_BATCH, statement, batch.signature):
             raise InputError("a batch of directives isn't signed by the validator")
-        heads = [self._heads[-1 - rewind].hex()]
+        if rewind >= len(self._heads):
+            self._begin_anew(f"term {term} takes back {rewind} records, more than are kept")
+        heads = [GENESIS_HEAD if self._anew else self._heads[-1 - rewind].hex()]
         for data in batch.records:
             heads.append(next_head(heads[-1], bytes(data)))
         if heads[-1] != batch.head:
             raise InputError("a batch of directives doesn't fit the hash chain")
-        records = [_record_decoder.decode(data) for data in batch.records]
-        took = self._follower.take(term, batch.first_number, records)
+        try:
+            records = [_record_decoder.decode(data) for data in batch.records]
+        except msgspec.MsgspecError as error:
+            raise InputError(f"a record behind {batch.first_number} doesn't decode: {error}", hint="update") from error
+        anew = self._forget_if_anew(GENESIS_HEAD)
+        try:
+            took = self._follower.take(term, batch.first_number, records)
+        except InvariantBroken as error:
+            self._begin_anew(str(error))
         for _ in range(rewind):
             self._heads.pop()
         self._heads.extend(bytes.fromhex(head) for head in heads[1:])
+        self._moved(records, anew or took is Took.NEW_TERM)
+
+    def _refuse_older(self, term: int) -> None:
+        if term < self.cursor.term:
+            raise InputError(f"the validator leads term {term}, this process has seen term {self.cursor.term}")
+
+    def _moved(self, records: Sequence[Record], new_term: bool) -> None:
         if self.on_took is not None:
-            self.on_took(records, took is Took.NEW_TERM)
+            self.on_took(records, new_term)
         self.changed.set()
+
+    def _begin_anew(self, why: str) -> NoReturn:
+        self._anew = True
+        raise InputError(f"{why}: what was folded is given up, asking for a copy of the run")
+
+    def _forget_if_anew(self, head: str) -> bool:
+        """What was given up goes when its replacement is there; nothing derived from it may live on: as a new term."""
+        anew, self._anew = self._anew, False
+        if anew:
+            self._follower.forget()
+            self._heads = _heads_from(head)
+        return anew
+
+    # --- copies ------------------------------------------------------------------------------------------------
+
+    def _take_part(self, frame: bytes) -> None:
+        part = wire.decode(frame, CopyPart, limit_bytes=wire.MAX_STREAM_FRAME_BYTES, what="a part of a copy of the run")
+        copy = self._copy if part.offset else self._begin_copy(part)
+        if copy is None or part.offset != len(copy.data) or _whole(part) != copy.whole:
+            raise InputError("the parts of a copy of the run don't follow each other")
+        copy.data += part.data
+        if len(copy.data) > part.size_bytes or not part.data:
+            raise InputError("the parts of a copy of the run don't add up to its size")
+        if len(copy.data) == part.size_bytes:
+            self._copy = None
+            self._take_copy(part, bytes(copy.data))
+
+    def _begin_copy(self, part: CopyPart) -> _Copy:
+        """The first part: nothing is kept before the signature and the size are checked."""
+        self._refuse_older(part.cursor.term)
+        if not 0 < part.size_bytes <= LIMIT_COPY_BYTES:
+            raise TooLarge(f"a copy of the run has {part.size_bytes} bytes, allowed are {LIMIT_COPY_BYTES}")
+        if not verify_statement(self._client.receiver, PURPOSE_COPY, copy_statement(part), part.signature):
+            raise InputError("a copy of the run isn't signed by the validator")
+        self._copy = _Copy(_whole(part), bytearray())
+        return self._copy
+
+    def _take_copy(self, whole: CopyPart, data: bytes) -> None:
+        if wire.blob_hash(data) != whole.hash:
+            raise HashMismatch("a copy of the run doesn't fit its hash")
+        term, number = whole.cursor.term, whole.cursor.number
+        try:
+            state = load_state(data)
+        except msgspec.MsgspecError as error:
+            raise InputError(f"a copy of the run doesn't decode: {error}", hint="update this miner") from error
+        if state.number != number or state.run is None or not wire.is_blob_hash(whole.head):
+            raise InputError("a copy of the run isn't what its cursor says")
+        anew = self._forget_if_anew(whole.head)
+        took = self._follower.start_from(term, data, state)
+        if took is Took.NOTHING:
+            raise InputError(f"a copy of the run at record {number} is behind record {self.cursor.number}")
+        self._heads = _heads_from(whole.head)
+        logger.info("begins with the copy of the run at record {} ({:,} bytes)", number, len(data))
+        self._moved((), anew or took is Took.NEW_TERM)
+
+
+def _heads_from(head: str) -> deque[bytes]:
+    return deque([bytes.fromhex(head)], maxlen=KEPT_HEADS)
+
+
+def _whole(part: CopyPart) -> CopyPart:
+    return msgspec.structs.replace(part, offset=0, data=b"")

@@ -19,11 +19,21 @@ from subnet.errors import InputError, NotFound
 from subnet.net.base import PeerAddress, Priority, Transport
 from subnet.numerics.packing import pack_slice, unpack_slice
 from subnet.numerics.slices import slice_size
-from subnet.protocol.messages import AnyPeerFrame, BoundaryFrame, NeedFrame, NeedSliceFrame, SliceFrame
+from subnet.protocol.messages import (
+    AnyPeerFrame,
+    BlobPieceFrame,
+    BoundaryFrame,
+    NeedFrame,
+    NeedSliceFrame,
+    NoBlobFrame,
+    SliceFrame,
+    WantBlobFrame,
+)
 from subnet.run.state import members_of
 from subnet.timing import TIMEOUTS, Deadline
 
 MAX_EARLY = 256
+MAX_EARLY_BYTES = 256 << 20
 MAX_SLICE_BYTES = 2 << 30
 ASKED_BEFORE_MISSING = 3
 
@@ -42,6 +52,7 @@ class Links:
 
     def use(self, transport: Transport[AnyPeerFrame]) -> None:
         self._transport = transport
+        self._context.peer_blobs.use(transport)
 
     # --- arriving ----------------------------------------------------------------------------------------------
 
@@ -60,6 +71,8 @@ class Links:
                 await self._give_boundary(header)
             case NeedSliceFrame():
                 await self._give_slice(header)
+            case WantBlobFrame() | BlobPieceFrame() | NoBlobFrame():
+                self._context.peer_blobs.on_frame(header, body)
 
     def _take_boundary(self, frame: BoundaryFrame, body: bytearray) -> None:
         key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward)
@@ -74,7 +87,8 @@ class Links:
             self._keep(key, frame, body)
         else:
             self._early[key] = (frame, body)
-            while len(self._early) > MAX_EARLY:
+            most = min(MAX_EARLY, max(1, MAX_EARLY_BYTES // self._boundary_bytes))
+            while len(self._early) > most:
                 self._early.popitem(last=False)
 
     def admit_early(self) -> None:

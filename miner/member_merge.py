@@ -71,6 +71,7 @@ class MergeWork:
             blobs.append((blob, stored))
             done.append((owe, MergedLocally(result.hash, blob, memoryview(stored).nbytes, result.squares_hex)))
         await context.blobs.put_many(blobs, "log", Deadline.after(TIMEOUTS.store_request_s))
+        context.background(context.sources.holdings.keep_many(blobs))
         for owe, merged in done:
             context.local.merged[(owe.step, owe.group, owe.version), owe.partition] = merged
 
@@ -119,7 +120,8 @@ class MergeWork:
         work, merge = self._open(owe.step, owe.group, owe.version)
         total, merge_work, seed = num_counted(work), context.held_stage().merge(), bytes.fromhex(merge.seed)
         merged, entries, fingerprints = dict(merge.merged), merge.entries, dict(merge.fingerprints)
-        await self.gather([(p, merged[p].hash, merged[p].blob, merged[p].size_bytes) for p in owe.partitions], total)
+        named = [(p, merged[p].hash, merged[p].blob, merged[p].size_bytes) for p in owe.partitions]
+        await self.gather(named, total, store_first=True)
         if merge_work.calibration:
             context.local.checks[owe.step, owe.group, owe.version] = await self._maxima_hold(owe, merge, total)
             return
@@ -173,12 +175,18 @@ class MergeWork:
 
         return await context.compute.submit(owe, (URGENT, 0), verify)
 
-    async def gather(self, partitions: Sequence[tuple[int, str, str, int]], total: int) -> None:
-        """Have the canonical bytes of these merged partitions: (index, hash, blob, size)."""
+    async def gather(
+        self, partitions: Sequence[tuple[int, str, str, int]], total: int, *, store_first: bool = False
+    ) -> None:
+        """Have the canonical bytes of these merged partitions: (index, hash, blob, size).
+
+        ``store_first``: they have just been merged, so everybody wants them at once and the store has them.
+        """
         context = self._context
         lacking = [entry for entry in partitions if entry[1] not in context.merged]
         deadline = Deadline.after(TIMEOUTS.store_request_s)
-        found = await context.blobs.get_many([(blob, size) for _, _, blob, size in lacking], deadline)
+        refs = [(blob, size) for _, _, blob, size in lacking]
+        found = await context.sources.fetch_many(refs, deadline, store_first=store_first)
         for (index, hash_, blob, _), data in zip(lacking, found, strict=True):
             view = memoryview(data)
             if blob != hash_:

@@ -1,5 +1,8 @@
 """The miner process: finds a validator, takes part in its active run, leaves when told, and looks for the next run.
 
+When the validator is gone and another leads the run in a later term, it takes part anew there: state comes back from snapshot
+and log, so nothing that the old one said needs to be trusted.
+
 Order of a shutdown: say good-bye (leases go back), stop the pump, close peers, the compute thread, the clients.
 """
 
@@ -7,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Coroutine
+from typing import Any
 
 from loguru import logger
 
@@ -15,7 +20,7 @@ from miner.boundaries import BoundaryCache
 from miner.compute import ComputeThread
 from miner.context import RunContext
 from miner.directives import Directives
-from miner.find_validator import find_validator, say_hello
+from miner.find_validator import Answered, LossWatch, ValidatorFinder, still_leads
 from miner.hardware import choose_device, prepare_torch
 from miner.heartbeat import HeartbeatHandle
 from miner.member_items import kind_of
@@ -24,21 +29,18 @@ from miner.run_member import RunMember
 from miner.settings import MinerSettings
 from miner.tokens import TokenSource
 from subnet.chain.connect import connect_chain
-from subnet.errors import IotaError
 from subnet.model.data import SampleOrder, decode_manifest
 from subnet.model.hardware_class import hardware_class
 from subnet.model.plan import ModelPlan, ModelUnits
 from subnet.net.client import SignedClient
 from subnet.net.streams import StreamTransport
-from subnet.protocol.messages import AnyPeerFrame, Hello
+from subnet.protocol.messages import AnyPeerFrame
 from subnet.protocol.signing import Signer
 from subnet.run.events import RunPlanned
 from subnet.service import Service
 from subnet.store.disk import BlobCache
 from subnet.store.presigned import BlobClient
-from subnet.timing import TIMEOUTS, Backoff, Deadline
-
-POLL_S = 1.0
+from subnet.timing import TIMEOUTS
 
 
 class MinerNode:
@@ -47,6 +49,7 @@ class MinerNode:
         self._directory = settings.directory.expanduser()
         self._chain = connect_chain(settings.chain, settings.chain_endpoint, hotkey=signer)
         self._store = BlobClient()
+        self._finder = ValidatorFinder(settings, signer, self._chain)
         self._client: SignedClient | None = None
         self._member: RunMember | None = None
         self._done: set[str] = set()
@@ -54,35 +57,39 @@ class MinerNode:
 
     async def run(self) -> None:
         """Run after run, forever (or until the first has finished, where so set)."""
-        client, hello = await find_validator(self._settings, self._signer, self._chain)
-        self._client = client
-        logger.info("validator {} at {}", hello.hotkey, client.base_url)
+        successor: Answered | None = None
         while True:
-            run = await self._next_run(client, hello)
-            await self._take_part(client, run)
+            found = successor or await self._finder.find(self._done)
+            self._client, run = found.client, found.hello.run or ""
+            logger.info("validator {} at {} leads run {}", found.hello.hotkey, found.client.base_url, run)
+            try:
+                successor = await self._take_part_unless_lost(found.client, run)
+            finally:
+                self._client = None
+                await found.client.close()
+            if successor is not None:
+                logger.warning("the validator is lost; {} leads now", successor.hello.hotkey)
+                continue
             self._done.add(run)
             if self._settings.exit_when_finished:
                 self.finished.set()
                 await asyncio.Event().wait()
 
-    async def _next_run(self, client: SignedClient, hello: Hello) -> str:
-        """The name of an active run that this process hasn't finished yet."""
-        backoff, said = Backoff(0.1, POLL_S), ""
-        while True:
-            if hello.run is not None and hello.run not in self._done:
-                return hello.run
-            if said != hello.waiting_for:
-                said = hello.waiting_for
-                logger.info("waiting for {}", said)
-            await asyncio.sleep(backoff.next_s())
-            try:
-                probe, hello = await say_hello(client.base_url, self._signer)
-                await probe.close()
-            except IotaError as error:
-                logger.debug("hello: {}", error)
-
-    async def _take_part(self, client: SignedClient, run: str) -> None:
+    async def _take_part_unless_lost(self, client: SignedClient, run: str) -> Answered | None:
+        """Until the run has finished (None), or another validator is to be followed: the answer of that one."""
         directives = Directives(client, run)
+
+        async def find(any_run: bool) -> Answered | None:
+            return await self._finder.find_successor(run, directives.cursor.term, done=self._done, any_run=any_run)
+
+        watch = LossWatch(
+            streaming=lambda: directives.connected,
+            answers=lambda: still_leads(client, self._signer, run, directives.cursor.term),
+            successor=find,
+        )
+        return await first_of(self._take_part(client, run, directives), watch.run())
+
+    async def _take_part(self, client: SignedClient, run: str, directives: Directives) -> None:
         planned = await _first_record(directives)
         compute: ComputeThread | None = None
         transport: StreamTransport[AnyPeerFrame] | None = None
@@ -99,7 +106,7 @@ class MinerNode:
                 self._signer,
                 AnyPeerFrame,
                 links.on_frame,
-                host=self._settings.host,
+                host=self._settings.listen_host or self._settings.host,
                 port=self._settings.port,
                 is_known=links.is_known,
             )
@@ -134,9 +141,10 @@ class MinerNode:
     ) -> RunContext:
         settings, directory = self._settings, self._directory
         blobs = Blobs(client, self._store, planned.run_id)
-        cache = await asyncio.to_thread(BlobCache, directory / "cache", settings.cache_disk_bytes)
-        deadline = Deadline.after(TIMEOUTS.store_request_s)
-        manifest = decode_manifest(bytes(await blobs.get((planned.data, 0), deadline)))
+        cache = await asyncio.to_thread(
+            BlobCache, directory / "cache", settings.cache_disk_bytes, reserve_bytes=settings.disk_reserve_bytes
+        )
+        manifest = decode_manifest(bytes(await blobs.get_patiently((planned.data, 0))))
         boundaries = BoundaryCache(
             directory / "boundaries",
             memory_bytes=settings.boundary_memory_bytes,
@@ -166,6 +174,28 @@ class MinerNode:
             await self._client.close()
         await self._store.close()
         await self._chain.close()
+
+
+async def first_of(work: Coroutine[Any, Any, None], watch: Coroutine[Any, Any, Answered]) -> Answered | None:
+    """What the watch returns, after the work was cancelled and has cleaned up; None when the work ended first."""
+    working, watching = (
+        asyncio.create_task(work, name="taking part"),
+        asyncio.create_task(watch, name="validator watch"),
+    )
+    tasks = {working, watching}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        found = watching.result() if watching.done() and watching.exception() is None else None
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        if found is not None and not working.cancelled():
+            await found.client.close()  # the work ended by itself at that very moment
+    if not working.cancelled():
+        working.result()
+        return None
+    return watching.result()
 
 
 async def _first_record(directives: Directives) -> RunPlanned:

@@ -52,7 +52,7 @@ def owed(state: RunState, me: Member | None, local: LocalView) -> list[Owe]:
 def owed_state(state: RunState, me: Member, local: LocalView, owes: list[Owe]) -> None:
     """Restore a snapshot, apply the log, say where one is."""
     info = state.members[me]
-    behind = local.version is None or (local.version < state.next_step and local.version not in state.sealed)
+    behind = local.version is None or (local.version != state.next_step and local.version not in state.sealed)
     if behind or local.restored_stage != info.stage:
         point = st.restore_point(state, info.stage, info.coldkey)
         owes.append(Restore(info.stage, point.version, point.manifest, point.whole))

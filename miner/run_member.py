@@ -44,7 +44,7 @@ from subnet.errors import IotaError, Refused
 from subnet.logs import ReasonLog
 from subnet.net.client import SignedClient
 from subnet.protocol.messages import JoinAnswer, JoinRequest
-from subnet.run.events import Record
+from subnet.run.events import Gone, Record
 from subnet.timing import TIMEOUTS, Backoff, Deadline
 from subnet.words import PROTOCOL_VERSION, Member
 
@@ -99,6 +99,13 @@ class RunMember:
 
     def on_took(self, records: Sequence[Record], new_term: bool) -> None:
         """The fold has moved on."""
+        for record in records:
+            event = record.event
+            if isinstance(event, Gone):
+                self._context.peer_blobs.gone(event.member)
+                if event.member == self._context.member and event.why == "checksum":
+                    logger.warning("the state of {} is not what others have: it is restored", event.member)
+                    self._states.distrust()
         if new_term and self._context.member is not None:
             self._renew("a new term began")
         self._wake.set()
@@ -111,6 +118,8 @@ class RunMember:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=TIMEOUTS.shutdown_grace_s)
+        await self._states.close()
+        await self._context.tokens.close()
 
     # --- incarnation -------------------------------------------------------------------------------------------
 
@@ -152,7 +161,7 @@ class RunMember:
                 run=context.run_id,
                 boot=self._boot,
                 host=context.settings.host,
-                port=self._peer_port,
+                port=context.settings.announce_port or self._peer_port,
                 hardware_class=self._hardware_class,
                 seen=context.directives.cursor,
             )
@@ -203,6 +212,7 @@ class RunMember:
                 self.links.admit_early()
                 self._drop_stale_jobs()
                 self._start_owed(context.member)
+                self._states.save_when_due()
             self._say_why_idle()
             await asyncio.sleep(COALESCE_S)
 

@@ -10,7 +10,7 @@ from subnet.errors import ConfigError
 
 
 class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``validator_url`` None: the permit holder with most stake and a served address, from the metagraph."""
+    """``validator_url`` None: permit holders with a served address, from the metagraph, most stake first."""
 
     netuid: int = 1
     chain: str = "local"
@@ -19,11 +19,18 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
     wallet_hotkey: str = "default"
     wallet_path: Path = Path("~/.bittensor/wallets")
     validator_url: str | None = None
+    more_validator_urls: tuple[str, ...] = ()
+    """Asked in this order where the first doesn't lead a run (any more)."""
     validator_hotkey: str | None = None
+    """The only hotkey to work for; None: any that holds a permit."""
     host: str = "127.0.0.1"
     """Address other miners reach this one at."""
+    listen_host: str = ""
+    """Address to listen on for them, where it is another one (behind a router, in a container)."""
     port: int = 0
-    """Peer port; 0 takes any free one and announces it."""
+    """Peer port to listen on; 0 takes any free one."""
+    announce_port: int = 0
+    """Port other miners reach this one at, where it is another one (a forwarded port); 0: the one it listens on."""
     directory: Path = Path("~/.iota/miner")
     """Caches of this miner: tokens, boundary blobs, snapshots."""
     device: str = "auto"
@@ -33,12 +40,29 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
     boundary_memory_bytes: int = 512 << 20
     boundary_disk_bytes: int = 4 << 30
     cache_disk_bytes: int = 8 << 30
+    state_every_steps: int = 10
+    """After so many steps the stage's state goes to this machine's disk, so that a restart begins there."""
+    state_disk_bytes: int = 8 << 30
+    """A larger state isn't kept."""
+    disk_reserve_bytes: int = 256 << 20
+    """Bytes that caches leave free on the disk."""
     exit_when_finished: bool = False
     """End the process when the run has finished, instead of waiting for the next one."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Validators to ask, in order; empty: those of the chain."""
+        first = (self.validator_url,) if self.validator_url else ()
+        return tuple(dict.fromkeys((*first, *self.more_validator_urls)))
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--peer.port = {self.port} is not allowed", hint="allowed: 0 (any) to 65535")
+        if not 0 <= self.announce_port <= 65535:
+            raise ConfigError(
+                f"--peer.announce_port = {self.announce_port} is not allowed",
+                hint="allowed: 0 (the one it listens on) to 65535",
+            )
         for name in ("graph_memory_bytes", "boundary_memory_bytes", "boundary_disk_bytes", "cache_disk_bytes"):
             if getattr(self, name) < 1 << 20:
                 raise ConfigError(f"{name} = {getattr(self, name)} is not allowed", hint="allowed: 1 MiB or more")

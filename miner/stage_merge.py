@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,6 +80,14 @@ class StageMerge:
     def _width(self, section: Section, total_items: int) -> int:
         return sum_bits(total_items, section.item_bound)
 
+    def _parse(
+        self, section: Section, partition: Partition, data: Buffer, num_items: int
+    ) -> NDArray[np.signedinteger[Any]] | None:
+        """The integers of one stage's slice: where two stages hold the section each has its share of the range."""
+        bound = section.item_bound // len(section.stages)
+        calibration = self.calibration
+        return parse_slice(section, partition, data, num_items, calibration=calibration, item_bound=bound)[0]
+
     def slices(self, partial: StagePartial, indices: Sequence[int] | None = None) -> dict[int, HashedSlice]:
         """The partial's slices, of all partitions held or of these."""
         made: dict[int, HashedSlice] = {}
@@ -92,7 +101,7 @@ class StageMerge:
         """Raises unless the bytes are a slice over ``num_items`` microbatches with this hash."""
         partition, section = self._find(index)
         _check_hash(index, data, hash)
-        parse_slice(section, partition, data, num_items, calibration=self.calibration)
+        self._parse(section, partition, data, num_items)
 
     def merge_partition(self, index: int, slices: Sequence[tuple[Buffer, int]], *, total_items: int) -> MergedPartition:
         """The owner's work: the sum of (bytes, number of microbatches), whose order doesn't matter."""
@@ -119,7 +128,7 @@ class StageMerge:
     ) -> Fingerprint:
         """The fingerprint of a slice's bytes: what its contributor must have reported."""
         partition, section = self._find(index)
-        integers, _ = parse_slice(section, partition, data, num_items, calibration=self.calibration)
+        integers = self._parse(section, partition, data, num_items)
         return () if integers is None else fingerprint(integers, seed, self._width(section, total_items), index)
 
     def check_merged(

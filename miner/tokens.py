@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from loguru import logger
 
 from miner.blobs import Blobs
+from subnet.errors import OutOfSpace
 from subnet.model.data import SampleOrder, Shard
 from subnet.store.disk import BlobCache
 from subnet.timing import Deadline
@@ -45,7 +47,7 @@ class TokenSource:
         if task is None:
             task = asyncio.create_task(self._fetch(shard, index, deadline), name=f"row group {index}")
             self._coming[key] = task
-            task.add_done_callback(lambda _: self._coming.pop(key, None))
+            task.add_done_callback(lambda done: self._came(key, done))
         data = await asyncio.shield(task)
         self._groups[key] = data
         while len(self._groups) > MEMORY_GROUPS:
@@ -60,5 +62,22 @@ class TokenSource:
         start, end = shard.row_group_range(index)
         data = bytes(await self._blobs.get_range((shard.blob, shard.size_bytes), start, end - start, deadline))
         self._order.check_row_group(shard.blob, index, data)
-        await asyncio.to_thread(self._cache.put, hash_, data)
+        try:
+            await asyncio.to_thread(self._cache.put, hash_, data)
+        except (OutOfSpace, OSError) as error:
+            logger.debug("row group not cached: {}", error)  # the cache's owner says it once
         return data
+
+    def _came(self, key: tuple[BlobHash, int], task: asyncio.Task[bytes]) -> None:
+        """Whoever waits has the error; it is looked at here for those that gave up waiting."""
+        self._coming.pop(key, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.debug("{}: {}", task.get_name(), error)
+
+    async def close(self) -> None:
+        """End what is still coming."""
+        tasks = set(self._coming.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -1,6 +1,6 @@
 """How a command ends: an error of ours is one line on stderr and an exit status, never a traceback.
 
-Status 2: the person who called can cure it (a flag, a file, a full disk). Status 1: the world was against it.
+Status 2: the person who called can cure it (a flag, a file, a broken file, a full disk). Status 1: the world was against it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO, cast
 
-from subnet.errors import ConfigError, InputError, IotaError, OutOfSpace
+from subnet.errors import ConfigError, Corrupt, InputError, IotaError, OutOfSpace
 
-CURABLE = (ConfigError, InputError, OutOfSpace)
+CURABLE = (ConfigError, Corrupt, InputError, OutOfSpace)
 INTERRUPTED = 130
 
 

@@ -29,15 +29,32 @@ def build_parser() -> argparse.ArgumentParser:
     network = parser.add_argument_group("validator and peers")
     network.add_argument(
         "--validator.url",
-        dest="validator_url",
-        default=None,
-        help="base URL; without it the permit holder with most stake and a served address is taken from the chain",
+        dest="validator_urls",
+        metavar="URL",
+        action="extend",
+        nargs="+",
+        default=[],
+        help="base URLs, the first that leads a run is taken; without any, permit holders with a served address are taken "
+        "from the chain, most stake first",
     )
     network.add_argument(
         "--validator.hotkey", dest="validator_hotkey", default=None, help="hotkey that must answer there"
     )
     network.add_argument("--peer.host", dest="host", default=default.host, help="address other miners reach us at")
     network.add_argument("--peer.port", dest="port", type=int, default=default.port, help="peer port; 0 = any free one")
+    network.add_argument(
+        "--peer.listen_host",
+        dest="listen_host",
+        default=default.listen_host,
+        help="address to listen on, where it isn't --peer.host (behind a router: 0.0.0.0)",
+    )
+    network.add_argument(
+        "--peer.announce_port",
+        dest="announce_port",
+        type=int,
+        default=default.announce_port,
+        help="port other miners reach us at, where it isn't --peer.port (a forwarded one); 0 = the same",
+    )
     own = parser.add_argument_group("this machine")
     own.add_argument("--dir", dest="directory", type=Path, default=default.directory, help="caches of this miner")
     own.add_argument("--device", dest="device", default=default.device, help="auto, cpu, cuda or cuda:N")
@@ -63,10 +80,13 @@ def settings_from(flags: argparse.Namespace) -> MinerSettings:
         wallet_name=flags.wallet_name,
         wallet_hotkey=flags.wallet_hotkey,
         wallet_path=Path(flags.wallet_path).expanduser(),
-        validator_url=flags.validator_url,
+        validator_url=flags.validator_urls[0] if flags.validator_urls else None,
+        more_validator_urls=tuple(flags.validator_urls[1:]),
         validator_hotkey=flags.validator_hotkey,
         host=flags.host,
+        listen_host=flags.listen_host,
         port=flags.port,
+        announce_port=flags.announce_port,
         directory=Path(flags.directory).expanduser(),
         device=flags.device,
         graph_memory_bytes=round(flags.graph_memory_gib * GIB),

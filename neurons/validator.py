@@ -26,9 +26,30 @@ def build_parser() -> argparse.ArgumentParser:
     axon.add_argument("--axon.port", dest="port", type=int, default=default.port, help="port to listen on")
     own = parser.add_argument_group("this validator")
     own.add_argument("--dir", dest="directory", type=Path, default=default.directory, help="journals and run files")
-    own.add_argument("--store.url", dest="store_url", default=default.store_url, help="object store (iota store serve)")
+    own.add_argument(
+        "--store.url",
+        dest="store_url",
+        default=None,
+        help=f"object store (iota store serve); without it {default.store_url}",
+    )
     own.add_argument(
         "--store.secret", dest="store_secret", type=Path, default=default.store_secret, help="file shared with it"
+    )
+    own.add_argument(
+        "--lead-from",
+        dest="lead_from",
+        default=None,
+        metavar="URL",
+        help="for one start: go on with the unfinished runs of this store, whose validator is gone with its disk; "
+        "implies --store.url",
+    )
+    own.add_argument(
+        "--lead-run",
+        dest="lead_runs",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --lead-from: only the run of this name or id (may be repeated)",
     )
     own.add_argument("--submitters", nargs="*", default=[], metavar="HOTKEY", help="hotkeys that may submit runs")
     own.add_argument("--burn_share", type=float, default=default.burn_share, help="share of the weights that is burned")
@@ -38,8 +59,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
+    from subnet.errors import ConfigError
     from validator.settings import ValidatorSettings
 
+    if flags.lead_from and flags.store_url and flags.lead_from.rstrip("/") != flags.store_url.rstrip("/"):
+        raise ConfigError(
+            f"--lead-from {flags.lead_from} and --store.url {flags.store_url} differ",
+            hint="a run is led from the store that it goes on in: give --lead-from alone",
+        )
     return ValidatorSettings(
         netuid=flags.netuid,
         chain=flags.network,
@@ -50,7 +77,9 @@ def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
         host=flags.host,
         port=flags.port,
         directory=Path(flags.directory).expanduser(),
-        store_url=flags.store_url,
+        store_url=flags.lead_from or flags.store_url or ValidatorSettings().store_url,
+        lead_from=flags.lead_from is not None,
+        lead_runs=tuple(flags.lead_runs),
         store_secret=Path(flags.store_secret).expanduser(),
         submitters=tuple(flags.submitters),
         set_weights=not flags.weights_off,

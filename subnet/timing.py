@@ -138,18 +138,34 @@ class Timeouts:
     heartbeat_interval_s: float = _wait(1, "A miner's heartbeat process speaks this often.")
     member_silence_s: float = _wait(5, "A member that nobody has heard for this long is gone.")
     probe_s: float = _wait(1, "A member whose connection was reset must answer a probe within this time.")
-    not_accumulated_s: float = _wait(1, "The answer to a revoked lease; later the member's partial is void.")
-    commit_s: float = _wait(5, "The answer to `Freeze`: the commitment to a partial.")
-    owner_s: float = _wait(5, "An owner publishes its merged partition; later contributors go via the store.")
-    fingerprint_s: float = _wait(5, "The answer to `Reveal`: the fingerprints of a partial.")
-    check_s: float = _wait(10, "The answer to the fingerprints: a replica's check of the merged sum.")
+    not_accumulated_s: float = _wait(5, "The answer to a revoked lease; later the member's partial is void.")
+    commit_s: float = _wait(20, "The answer to `Freeze`: the commitment to a partial.")
+    owner_s: float = _wait(20, "An owner publishes its merged partition; later contributors go via the store.")
+    fingerprint_s: float = _wait(20, "The answer to `Reveal`: the fingerprints of a partial.")
+    check_s: float = _wait(30, "The answer to the fingerprints: a replica's check of the merged sum.")
     receipt_flush_s: float = _wait(1, "Receipts are sent at the latest this long after the first.")
-    lease_floor_s: float = _wait(10, "No lease's clock is shorter, whatever its expected time.")
-    stall_floor_s: float = _wait(60, "No seal in 10 median steps and this time: name who is waited for.")
+    lease_floor_s: float = _wait(5, "No lease's clock is shorter, whatever its expected time.")
+    member_hung_s: float = _wait(20, "A member whose heartbeats come but whose main process stands still is gone.")
+    loop_blocked_s: float = _wait(5, "The validator's event loop stands still for this long: dump its stacks.")
+    stall_floor_s: float = _wait(40, "No seal in 10 median steps and this time: name who is waited for.")
+    stall_first_s: float = _wait(120, "The same before the first step of a run has been sealed.")
     http_request_s: float = _wait(10, "One try of a request to the validator.")
     store_request_s: float = _wait(30, "One try of a transfer from or to the store.")
+    store_probe_s: float = _wait(3, "The store answers the validator's look at it within this time, or it is away.")
     stream_keepalive_s: float = _wait(5, "The validator says something on each stream this often.")
     stream_idle_s: float = _wait(15, "A stream that said nothing for this long is opened anew.")
+    hello_s: float = _wait(5, "The answer to a hello, where a miner asks several validators which one leads.")
+    validator_lost_s: float = _wait(
+        12, "A miner whose validator neither streams nor says hello for this long looks for another leader of the run."
+    )
+    validator_given_up_s: float = _wait(
+        120, "And after this long goes with a validator that leads another run, where one does."
+    )
+    leadership_check_s: float = _wait(
+        5, "A leader looks this often whether the log store has a segment that another wrote."
+    )
+    blob_piece_s: float = _wait(5, "A piece of a blob asked of a replica; later the replica is passed over.")
+    hedge_s: float = _wait(2, "A blob that the first source hasn't given by then is asked of the next one too.")
     peer_connect_s: float = _wait(3, "Connection and handshake between two miners.")
     peer_send_s: float = _wait(10, "A frame is with the other miner's kernel within this time, or its sender says so.")
     peer_need_retry_s: float = _wait(1, "A missing boundary is asked for again this often.")
@@ -172,18 +188,24 @@ TIMEOUTS = Timeouts()
 NESTING: tuple[tuple[str, float, str, str], ...] = (
     ("heartbeat_interval_s", 3, "member_silence_s", "two lost heartbeats are no death"),
     ("probe_s", 1, "member_silence_s", "a probe is the short way to the same verdict"),
+    ("member_silence_s", 2, "member_hung_s", "a main process that is only slow isn't taken for dead"),
     ("receipt_flush_s", 3, "member_silence_s", "a held-back receipt never looks like silence"),
     ("not_accumulated_s", 1, "commit_s", "revocations end before a freeze gives up"),
     ("peer_connect_s", 1, "peer_send_s", "a send survives one reconnection"),
     ("peer_need_retry_s", 3, "peer_send_s", "asking again comes before giving up"),
     ("receipt_flush_s", 2, "lease_floor_s", "a finished item is reported before its lease ends"),
     ("stream_keepalive_s", 2, "stream_idle_s", "one lost keep-alive doesn't end a stream"),
+    ("hello_s", 2, "validator_lost_s", "one unanswered hello is no loss"),
+    ("http_request_s", 1, "validator_lost_s", "a slow answer is no loss"),
+    ("validator_lost_s", 5, "validator_given_up_s", "a validator that restarts finds its miners waiting"),
     ("http_request_s", 1, "store_request_s", "a grant is asked for within a transfer"),
     ("store_request_s", 3, "url_ttl_s", "a grant outlives the retries of its transfer"),
     ("request_skew_s", 1, "request_age_s", "the window of a nonce lies mostly in the past"),
     ("shutdown_grace_s", 1, "shutdown_s", "handing back leaves time to close"),
     ("commit_s", 1, "stall_floor_s", "each step of a merge ends before a stall is called"),
     ("check_s", 1, "stall_floor_s", "each step of a merge ends before a stall is called"),
+    ("loop_blocked_s", 1, "stall_floor_s", "a validator that stands still itself is told apart from a stalled run"),
+    ("stall_floor_s", 1, "stall_first_s", "the first step has models to load and states to restore"),
     ("lease_floor_s", 1, "executor_item_s", "a lease is dealt again before the executor is replaced"),
 )
 """(inner, factor, outer, why): inner * factor must be below outer."""

@@ -44,7 +44,7 @@ class Audit:
                 raise Bad(f"honest {event.member} convicted")
             if event.why == "silent" and event.member.hotkey not in self.liars and self.profile == "calm":
                 raise Bad(f"honest {event.member} taken for silent")
-            if event.why == "checksum":
+            if event.why == "checksum" and event.member.hotkey not in self.liars:
                 raise Bad(f"{event.member} has another state")
         if isinstance(event, ev.StageSealed):
             for stage in self.run_planned.groups[event.group].stages:

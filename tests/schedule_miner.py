@@ -55,6 +55,16 @@ class Miner:
         self.seeds: dict[tuple[int, int], str] = {}
 
     @property
+    def reads(self) -> bool:
+        """Whether the store answers it."""
+        return self.sim.answers(self)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the store, and its own disk, take what it writes."""
+        return self.sim.takes(self)
+
+    @property
     def state(self) -> st.RunState:
         return self.follower.state
 
@@ -75,7 +85,8 @@ class Miner:
         elif kind == "boundary":
             frame, value = args
             key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward)
-            if self.me is not None and owing.accepts_boundary(self.state, self.me, frame):
+            whole = toy.name(value) == frame.hash
+            if whole and self.me is not None and owing.accepts_boundary(self.state, self.me, frame):
                 self.have(key, value)
         elif kind == "need":
             key = args[0]
@@ -174,11 +185,11 @@ class Miner:
                 if owe.to in self.sim.addresses:
                     self.local.pushed.add((owe.key, owe.to))
                     self.give_boundary(self.sim.addresses[owe.to], owe.key)
-            case ApplySeal() if self.sim.up:
+            case ApplySeal() if self.reads:
                 self.apply_seal(me, owe.step)
             case Restore():
                 self.restore(owe)
-            case MakeSnapshot() if self.sim.up and self.lie not in ("nosnap", "mute"):
+            case MakeSnapshot() if self.writes and self.lie not in ("nosnap", "mute"):
                 manifest = self.sim.put((owe.step, owe.stage, self.w))
                 self.local.snapshots[owe.step] = StoredLocally(manifest, self.local.root)
             case Commit() | SendSlice() | StoreSlice() | FetchSlice() | Reduce() | Fingerprint() | Check():
@@ -253,7 +264,7 @@ class Miner:
     def restore(self, owe: Restore) -> None:
         if owe.whole:
             self.w = toy.first_state(owe.stage)
-        elif self.sim.up and owe.manifest in self.sim.store:
+        elif self.reads and owe.manifest in self.sim.store:
             self.w = self.sim.store[owe.manifest][2]
         else:
             return
@@ -304,12 +315,12 @@ class Miner:
     def do_StoreSlice(self, me: Member, owe: StoreSlice) -> None:
         if self.lie == "slice" or (self.lie == "withhold" and owe.step != CALIBRATION_STEP):
             return
-        if self.sim.up:
+        if self.writes:
             self.sim.put(self.own_slices[owe.hash])
             self.local.stored.add(owe.hash)
 
     def do_FetchSlice(self, me: Member, owe: FetchSlice) -> None:
-        if self.sim.up and owe.hash in self.sim.store:
+        if self.reads and owe.hash in self.sim.store:
             self.slices[owe.hash] = self.sim.store[owe.hash]
             self.local.slices.add(owe.hash)
         elif owe.source in self.sim.addresses:
@@ -330,7 +341,7 @@ class Miner:
             squares = f"{int(squares, 16) + 1:x}"
         value = toy.name(total)
         if self.lie != "nopub":
-            if not self.sim.up:
+            if not self.writes:
                 return
             self.sim.put(total)
         merged = MergedLocally(value, value, 8, squares)
@@ -353,7 +364,7 @@ class Miner:
         self.local.fingerprints[(owe.step, owe.group, owe.version), owe.seed] = values
 
     def do_Check(self, me: Member, owe: Check) -> None:
-        if not self.sim.up:
+        if not self.reads:
             return
         merge = st.merge_of(self.state, owe.step, owe.group)
         assert merge is not None
@@ -372,9 +383,11 @@ class Miner:
         for p in owe.partitions:
             said = merge.merged[p]
             entries = [entry for entry in merge.entries if p in dict(entry.hashes)]
-            if said.hash not in store:
+            if said.blob not in store:
                 return None
-            total = store[said.hash]
+            total = store[said.blob]
+            if toy.name(total) != said.hash:
+                return False
             if owe.step == CALIBRATION_STEP:
                 slices = [store[dict(entry.hashes)[p]] for entry in entries]
                 right = toy.merge(owe.step, slices) == total

@@ -93,6 +93,9 @@ POLICY = Policy(
     replay_s=2,
     snapshot_s=3,
     empty_stage_s=8,
+    rebalance_s=1,
+    rebalance_steps=1,
+    rebalance_gap_s=1,
     back_off_s=1,
     back_off_max_s=8,
     window_extra=1,
@@ -132,8 +135,15 @@ class Coordinator:
         self.listeners: dict[Miner, int] = {}
         self.postponed: list[deciding.Action] = []
 
+    @property
+    def now(self) -> float:
+        return self.sim.now
+
     def emit(self, event: ev.AnyEvent) -> None:
         sim = self.sim
+        if sim.commit_fails(self):
+            self.dead = True
+            raise Crash
         self.journal.append(ev.Record(len(self.journal), 0, event))
         folding.apply(self.state, event)
         self.core.appended(event)
@@ -163,7 +173,7 @@ class Coordinator:
             self.dead = True
             return
         if source.me is not None:
-            self.watch.heard(source.me, self.sim.now)
+            self.watch.heard(source.me, self.now)
         self.listeners[source] = start
         self._feed(source, self.core.effective_end)
 
@@ -174,14 +184,14 @@ class Coordinator:
 
     def _hello(self, source: Miner, request: msg.JoinRequest) -> None:
         hotkey = source.hotkey
-        joined = intake.admit_join(self.state, request, hotkey, f"cold{hotkey}", self.sim.now, self.watch, POLICY)
+        joined = intake.admit_join(self.state, request, hotkey, f"cold{hotkey}", self.now, self.watch, POLICY)
         if not isinstance(joined, Refusal):
             self.emit(joined)
 
     def _claim(self, source: Miner, member: Member, claim: msg.AnyClaim) -> None:
-        self.watch.heard(member, self.sim.now)
+        self.watch.heard(member, self.now)
         for blob in intake.blobs_to_confirm(claim):
-            if self.sim.up and blob in self.sim.store:
+            if self.sim.answers(self) and blob in self.sim.store:
                 self.watch.blob_confirmed(blob)
         events = intake.admit(self.state, member, claim, self.watch)
         if not isinstance(events, intake.Ignored):
@@ -200,7 +210,7 @@ class Coordinator:
             self.watch.started.discard(self.postponed.pop())
         try:
             for _ in range(200):
-                decisions = deciding.decide(self.sim.now, self.state, self.watch, POLICY, self.sim.rng)
+                decisions = deciding.decide(self.now, self.state, self.watch, POLICY, self.sim.rng)
                 if not decisions:
                     break
                 for decision in decisions:
@@ -218,7 +228,7 @@ class Coordinator:
         if not isinstance(what, ProbeSlices | TraceVerdict | FinishRun):
             self.emit(what)
             return
-        if not self.sim.up:
+        if not self.sim.answers(self):
             self.postponed.append(what)
             return
         if isinstance(what, ProbeSlices):

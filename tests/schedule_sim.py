@@ -49,37 +49,13 @@ class Sim(Audit):
     """One schedule, all of it decided by ``seed``."""
 
     def __init__(self, seed: int, *, profile: str = "", lie: str = "", checks_all: bool = True) -> None:
-        rng = self.rng = random.Random(seed)
+        self.rng = random.Random(seed)
         self.seed, self.profile = seed, profile
-        self.num_stages = rng.choice([1, 2, 2, 2, 3])
-        self.num_microbatches = rng.choice([3, 4, 4, 5])
-        self.num_steps = rng.choice([1, 1, 2])
-        items = rng.choice([0, 0, 1, 2])
-        self.run_planned = toy.plan_run(
-            self.num_stages,
-            self.num_microbatches,
-            self.num_steps,
-            tied=rng.random() < 0.35,
-            evaluation_items=items,
-            evaluation_every=rng.choice([0, 1]),
-            snapshot_every=rng.choice([1, 2, 50]),
-        )
-        self.reference = toy.Reference(self.run_planned)
-        count = rng.randint(max(2, self.num_stages), 6)
         self.liars: dict[str, str] = {}
-        if rng.random() < 0.5:
-            names = rng.sample(range(count), rng.choice([1, 1, 2]) if count > 2 else 1)
-            self.liars = {f"hot{i}": rng.choice(LIES) for i in names}
-        if lie:
-            count = max(count, 2 * self.num_stages)
-            self.liars = {"hot0": lie}
-        self.slow = {f"hot{i}": rng.choice([1, 2, 5]) for i in range(count) if rng.random() < 0.15}
+        self.slow: dict[str, int] = {}
         self.poison: tuple[int, int, int, bool] | None = None
-        if rng.random() < 0.3:
-            stage = rng.randrange(self.num_stages)
-            backward = stage == self.num_stages - 1 or rng.random() < 0.5
-            step = rng.randrange(-1, self.num_steps)
-            self.poison = (step, rng.randrange(self.num_microbatches), stage, backward)
+        count = self._choose(lie)
+        self.reference = toy.Reference(self.run_planned)
         self.checks_all = checks_all
         self.repeats = True
         self.demands_effect = True
@@ -105,15 +81,64 @@ class Sim(Audit):
         self.coordinators: list[Coordinator] = []
         self.coordinator: Any = None
         self.lead()
-        self.miners = [Miner(self, f"hot{i}") for i in range(count)]
+        self.miners = [self.new_miner(f"hot{i}") for i in range(count)]
         if profile == "rivals":
             self._new_rival()
+
+    def _choose(self, lie: str) -> int:
+        """Shape of the run, liars, slow members and poison; returns the number of members."""
+        rng = self.rng
+        self.num_stages = rng.choice([1, 2, 2, 2, 3])
+        self.num_microbatches = rng.choice([3, 4, 4, 5])
+        self.num_steps = rng.choice([1, 1, 2])
+        items = rng.choice([0, 0, 1, 2])
+        self.run_planned = toy.plan_run(
+            self.num_stages,
+            self.num_microbatches,
+            self.num_steps,
+            tied=rng.random() < 0.35,
+            evaluation_items=items,
+            evaluation_every=rng.choice([0, 1]),
+            snapshot_every=rng.choice([1, 2, 50]),
+        )
+        count = rng.randint(max(2, self.num_stages), 6)
+        if rng.random() < 0.5:
+            names = rng.sample(range(count), rng.choice([1, 1, 2]) if count > 2 else 1)
+            self.liars = {f"hot{i}": rng.choice(LIES) for i in names}
+        if lie:
+            count = max(count, 2 * self.num_stages)
+            self.liars = {"hot0": lie}
+        self.slow = {f"hot{i}": rng.choice([1, 2, 5]) for i in range(count) if rng.random() < 0.15}
+        if rng.random() < 0.3:
+            stage = rng.randrange(self.num_stages)
+            backward = stage == self.num_stages - 1 or rng.random() < 0.5
+            step = rng.randrange(-1, self.num_steps)
+            self.poison = (step, rng.randrange(self.num_microbatches), stage, backward)
+        return count
 
     # --- what nodes use
 
     def unique(self) -> str:
         self._unique += 1
         return f"u{self._unique}"
+
+    def answers(self, node: Any) -> bool:
+        """Whether the blob store answers this node."""
+        return self.up
+
+    def takes(self, node: Any) -> bool:
+        """Whether the blob store takes what this node puts."""
+        return self.up
+
+    def commit_fails(self, coordinator: Coordinator) -> bool:
+        """Whether the coordinator's disk refuses the next record."""
+        return False
+
+    def new_coordinator(self, journal: list[ev.Record], term: int, acknowledged: int, segments: int) -> Coordinator:
+        return Coordinator(self, journal, term, acknowledged, segments)
+
+    def new_miner(self, hotkey: str) -> Miner:
+        return Miner(self, hotkey)
 
     def put(self, value: Any) -> str:
         address = toy.name(value)
@@ -171,7 +196,7 @@ class Sim(Audit):
         term = sum(isinstance(record.event, ev.TermStarted) for record in records) + 1
         started = journal_core.term_started(term, "validator", self.unique())
         journal = [*records, ev.Record(len(records), 0, started)]
-        new = Coordinator(self, journal, term, len(records), len(self.log.segments))
+        new = self.new_coordinator(journal, term, len(records), len(self.log.segments))
         self.coordinators.append(new)
         self.coordinator = new
 
@@ -185,7 +210,7 @@ class Sim(Audit):
     def restart(self, old: Coordinator) -> None:
         """The same validator again: its journal is on its disk."""
         core = old.core
-        new = Coordinator(self, old.journal, core.term, core.acknowledged, core.num_segments)
+        new = self.new_coordinator(old.journal, core.term, core.acknowledged, core.num_segments)
         self.coordinators[self.coordinators.index(old)] = new
         self.coordinator = new
         for miner in self.miners:
@@ -206,7 +231,7 @@ class Sim(Audit):
             miner.dead = True
         elif x < 0.5:
             if miner.dead:
-                self.miners[self.miners.index(miner)] = Miner(self, miner.hotkey)
+                self.miners[self.miners.index(miner)] = self.new_miner(miner.hotkey)
         elif x < 0.75:
             miner.paused = not miner.paused
         elif x < 0.83:
@@ -284,7 +309,7 @@ class Sim(Audit):
         for index, miner in enumerate(self.miners):
             miner.paused = False
             if miner.dead:
-                self.miners[index] = Miner(self, miner.hotkey)
+                self.miners[index] = self.new_miner(miner.hotkey)
         for old in self.coordinators[:-1]:
             old.dead = old.dead or rng.random() < 0.5
         if self.coordinator.dead:
@@ -332,7 +357,7 @@ class Sim(Audit):
         state = self.coordinator.state
         served = {info.stage for member, info in state.members.items() if member.hotkey not in self.liars}
         if len(served) < self.num_stages and self.passes % 4 == 0 and len(self.miners) < 14:
-            self.miners.append(Miner(self, f"hot{len(self.miners)}"))
+            self.miners.append(self.new_miner(f"hot{len(self.miners)}"))
         for node in self.nodes():
             node.tick(True)
         return True

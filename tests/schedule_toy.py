@@ -99,8 +99,13 @@ def plan_run(
     evaluation_items: int = 0,
     evaluation_every: int = 0,
     snapshot_every: int = 50,
+    even: bool = False,
 ) -> RunPlanned:
-    """A run whose stages hold two partitions each; tied: first and last stage are one group and share a third."""
+    """A run whose stages hold two partitions each; tied: first and last stage are one group and share a third.
+
+    ``even``: embedding and head cost nothing, so that all stages cost the same.
+    """
+    ends = 0.0 if even else 1.0
     config = RunConfig(
         run=RunSection(name="toy", steps=num_steps),
         model=ModelSection(config={"model_type": "llama"}),
@@ -118,7 +123,7 @@ def plan_run(
         config=config,
         model_config={},
         unit_tensors=(),
-        unit_flops_per_token=(1.0,) * (num_stages + 2),
+        unit_flops_per_token=(ends, *(1.0,) * num_stages, ends),
         tied=None,
         cuts=tuple(range(num_stages)),
         groups=groups,

@@ -163,21 +163,6 @@ def test_the_root_of_more_coldkeys_wins() -> None:
     assert desk.state.absences["hot0"] == 1
 
 
-def test_silence_and_a_failed_probe_mean_gone() -> None:
-    desk = Desk(1)
-    silent, reset, fine = (desk.member(f"hot{i}") for i in range(3))
-    desk.settle()
-    desk.now = POLICY.silence_s - 0.1
-    desk.watch.heard(fine, desk.now)
-    desk.watch.heard(reset, desk.now)
-    desk.watch.reset(reset, desk.now)
-    assert not decide(desk.now, desk.state, desk.watch, POLICY, desk.rng)
-    desk.watch.probe_answered(reset, False, desk.now)
-    desk.now = POLICY.silence_s
-    codes = {d.what.member: d.reason.code for d in decide(desk.now, desk.state, desk.watch, POLICY, desk.rng)}  # type: ignore[union-attr]
-    assert codes == {silent: "silent", reset: "reset_and_probe_failed"}
-
-
 def test_paths_are_dealt_in_a_window_to_who_finishes_first() -> None:
     desk = Desk(2, 64)
     fast, slow = desk.member("hot0", coldkey="a"), desk.member("hot2", coldkey="b")
@@ -260,20 +245,8 @@ def test_what_is_waited_for_is_said_in_plain_words() -> None:
     assert waiting_for(desk.state, desk.watch, 0.0).startswith("4 items of stage 0 at step -1 by hot0")
 
 
-def test_a_stage_with_nobody_gets_a_replica_of_the_fullest() -> None:
-    desk = Desk(2)
-    members = [desk.member(f"hot{i}") for i in range(3)]
-    lone = next(k for k in members if len(st.members_of(desk.state, desk.state.members[k].stage)) == 1)
-    desk.settle()
-    desk.emit(ev.Gone(lone, "lost"))
-    desk.settle()
-    desk.now = POLICY.empty_stage_s
-    gone = [what for what, code in desk.settle() if code == "stage_is_empty"]
-    assert len(gone) == 1
-    desk.now += 2 * POLICY.empty_stage_s
-    assert not [what for what, code in desk.settle() if code == "stage_is_empty"], "the last replica stays"
-
-
 def test_a_policy_checks_itself() -> None:
     with pytest.raises(ConfigError, match="silence_s"):
         Policy(silence_s=-1)
+    with pytest.raises(ConfigError, match="rebalance_factor"):
+        Policy(rebalance_factor=1.0)

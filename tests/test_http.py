@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
+from loguru import logger
 
 from subnet.errors import (
     Busy,
@@ -445,6 +446,25 @@ async def test_a_stream_that_is_left(server: Server, client: SignedClient) -> No
     assert await anext(stream) == b"frame 0"
     await stream.aclose()
     assert (await client.request("POST", "/echo", Ask("still"), Told, deadline=soon())).text == "still"
+
+
+async def test_bytes_that_are_no_http_are_one_line_of_the_log(
+    server: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str] = []
+    sink = logger.add(lines.append, level="INFO", format="{message}")
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.listener.port)
+        writer.write(b"GET /hello HTTP/1.1\r\nX-Bit\x8bensor: 1\r\n\r\n")
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+    finally:
+        logger.remove(sink)
+    assert len(lines) == 1
+    assert "Invalid header token" in lines[0]
+    assert lines[0].count("\n") == 1
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_listener_says_where(server: Listener) -> None:

@@ -45,7 +45,7 @@ async def test_segments_survive(tmp_path: Path) -> None:
     again.close()
 
 
-@pytest.mark.parametrize("number", [0, 2, 4])
+@pytest.mark.parametrize("number", [0, 2, 3])
 async def test_a_changed_record_stops_the_start_and_names_its_number(tmp_path: Path, number: int) -> None:
     path = tmp_path / "j.db"
     journal = JournalStore(path)
@@ -58,7 +58,7 @@ async def test_a_changed_record_stops_the_start_and_names_its_number(tmp_path: P
     connection.execute("UPDATE records SET data = ? WHERE number = ?", (b"\x00" + data[1:], number))
     connection.commit()
     connection.close()
-    with pytest.raises(Corrupt, match=f"record {number} does not fit"):
+    with pytest.raises(Corrupt, match=f"record {number} does not fit.*--lead-from STORE"):
         JournalStore(path)
 
 
@@ -92,3 +92,36 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     journal = JournalStore(tmp_path / "j.db")
     assert len(journal) >= last + 1
     journal.close()
+
+
+def lead(path: Path, limit_bytes: int, num_records: int) -> subprocess.CompletedProcess[str]:
+    arguments = [str(ROOT / "tests" / "disk_full_case.py"), str(path), str(limit_bytes), str(num_records)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_full_disk_ends_the_process_in_one_line_and_costs_nothing(tmp_path: Path) -> None:
+    """What was committed is there when the disk has room again, and the run goes on in its term."""
+    path = tmp_path / "j.db"
+    full = lead(path, 400_000, 10_000)
+    committed = [line.split() for line in full.stdout.splitlines() if line.startswith("committed")]
+    (said,) = [line for line in full.stderr.splitlines() if line.startswith("error: ")]
+    assert full.returncode == 2, full.stderr
+    assert "Traceback" not in full.stderr
+    assert f"journal {path} can't be written" in said
+    assert "make room and start again: nothing acknowledged is lost" in said
+    assert len(committed) > 20, "the disk was full too early to say anything"
+    journal = JournalStore(path)
+    _, number, head = committed[-1]
+    assert len(journal) >= int(number)
+    assert journal.head_after(int(number)) == head
+    assert journal.num_dropped == 0
+    journal.close()
+    again = lead(path, 0, 5)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith("term 1\n")
+    numbers = [int(line.split()[1]) for line in again.stdout.splitlines() if line.startswith("committed")]
+    assert numbers[0] > int(number)
+    assert len(numbers) == 5

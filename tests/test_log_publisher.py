@@ -77,12 +77,17 @@ async def test_another_leader_is_noticed(tmp_path: Path) -> None:
     keys = Keys()
     for name, nonce, lost in (("a", "a", False), ("b", "b", True)):
         journal, core = await _journal(tmp_path / f"{name}.db", nonce)
-        publisher = LogPublisher("run", journal, keys, Signer.from_uri("//Alice"), ManualClock())
+        signer = Signer.from_uri("//Bob" if lost else "//Alice")
+        publisher = LogPublisher("run", journal, keys, signer, ManualClock())
         due = core.segment_due()
         assert due is not None
         if lost:
+            # The segment there is Alice's: another validator for Bob, a lost disk for herself.
             with pytest.raises(LeadershipLost, match="another validator leads"):
                 await publisher.publish(due, core)
+            hers = LogPublisher("run", journal, keys, Signer.from_uri("//Alice"), ManualClock())
+            with pytest.raises(LeadershipLost, match=r"this disk has lost records.*--lead-from STORE"):
+                await hers.publish(due, core)
             assert not core.may_speak
         else:
             await publisher.publish(due, core)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from iota.entries import StoreSettings
 from iota.live import LiveView, headline, render, sparkline
 from iota.swarm import LocalSwarm, SwarmOptions
 from subnet.errors import ConfigError
@@ -176,6 +177,29 @@ def test_the_validator_may_be_killed_and_a_miner_may_leave(
     swarm.kill(leaver, signal.SIGTERM)
     assert swarm.wait_end(leaver, Deadline.after(30)) == 0
     assert root_of(swarm, name) == calm_root
+
+
+def test_the_store_may_be_away_for_a_while(swarm: LocalSwarm, config: RunConfig, calm_root: str) -> None:
+    """Stopped, killed, started again without room, then with room: each is named, nobody goes, the same bits."""
+    name = "storeless"
+    swarm.submit(changed(config, name))
+    before = swarm.wait_until(lambda s: s.summary.name == name and s.summary.step >= 1, Deadline.after(RUN_S))
+    swarm.kill("store", signal.SIGSTOP)
+    swarm.wait_until(lambda s: s.summary.waiting_for.startswith("the store ("), Deadline.after(60))
+    time.sleep(6)
+    settings = StoreSettings(
+        directory=swarm.directory / "store", port=swarm.ports.store, secret=swarm.directory / "store-secret"
+    )
+    for budget_bytes in (1, settings.budget_bytes):
+        swarm.kill("store")
+        assert swarm.wait_end("store", Deadline.after(20)) == -signal.SIGKILL
+        swarm._request("store", "store", msgspec.structs.replace(settings, budget_bytes=budget_bytes))
+        if budget_bytes == 1:
+            swarm.wait_until(lambda s: s.summary.waiting_for.startswith("the store (full:"), Deadline.after(60))
+    assert root_of(swarm, name) == calm_root
+    status = swarm.status()
+    assert status is not None
+    assert (status.num_joined, status.num_voids) == (before.num_joined, before.num_voids), "nobody was late meanwhile"
 
 
 def test_a_submission_that_fails_says_so(swarm: LocalSwarm, config: RunConfig, calm_root: str, tmp_path: Path) -> None:

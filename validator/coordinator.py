@@ -15,7 +15,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from loguru import logger
 
@@ -27,15 +27,20 @@ from subnet.run.events import AnyEvent, HardwareClassSet, Record, RunFinished, R
 from subnet.run.state import RunState, member_of_boot, new_state
 from subnet.timing import TIMEOUTS, Backoff, Clock
 from subnet.words import Member
+from validator.copier import Copier, CopyPolicy
+from validator.copies import Beside, Copy
 from validator.decide import Policy, decide
 from validator.directive_stream import DirectiveFeed
 from validator.history import History
 from validator.intake import Ignored, admit, admit_join, blobs_to_confirm
 from validator.journal_core import JournalCore, term_started
 from validator.journal_store import JournalStore
+from validator.leadership import others_term
 from validator.log_publisher import LeadershipLost, LogPublisher
+from validator.probing import probe
+from validator.store_health import StoreHealth
 from validator.tasks import Completion, RunTasks
-from validator.watch import Watch
+from validator.watch import Probe, Watch
 
 TICK_S = 0.1
 MAX_ROUNDS = 10_000
@@ -57,6 +62,14 @@ class _Inbox:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+class Projection(Protocol):
+    """What the owner of a run derives from its records by ``on_record``: it goes with each copy of the fold."""
+
+    def dump(self) -> bytes: ...
+
+    def load(self, data: bytes) -> None: ...
+
+
 class Coordinator:
     """One run. ``run`` until it returns; ``report``, ``join`` and the feed are called by the HTTP interface."""
 
@@ -70,12 +83,14 @@ class Coordinator:
         clock: Clock,
         policy: Policy | None = None,
         on_record: Callable[[Record], None] | None = None,
+        projection: Projection | None = None,
+        copies: CopyPolicy | None = None,
     ) -> None:
         self._journal, self._publisher, self._tasks = journal, publisher, tasks
         self._signer, self._clock = signer, clock
         self._policy = policy or Policy()
         self._rng: random.Random = random.SystemRandom()
-        self._on_record = on_record
+        self._on_record, self._projection = on_record, projection
         self._inbox = _Inbox()
         self._background: set[asyncio.Task[None]] = set()
         self._publish_wanted = asyncio.Event()
@@ -85,24 +100,53 @@ class Coordinator:
         self.feed = DirectiveFeed(journal, signer)
         self.finished = asyncio.Event()
         self.core = self._replay()
+        self._copier = Copier(journal, copies)
+        self._store_health = StoreHealth(
+            tasks, self.watch.store, clock, lambda: self.core.first_unacknowledged, self._inbox.wake.set
+        )
         tasks.bind(self.complete)
 
     # --- start -------------------------------------------------------------------------------------------------
 
     def _replay(self) -> JournalCore:
-        events: list[AnyEvent] = []
-        for record in self._journal.replay():
+        """The newest copy of the fold, and the records behind it."""
+        journal, events = self._journal, list[AnyEvent]()
+        first, terms = 0, tuple[tuple[int, int], ...]()
+        if journal.copy is not None:
+            first, terms = journal.copy.number, self._load_copy(journal.copy)
+        for record in journal.replay():
             events.append(record.event)
             self._fold(record)
-        if events:
-            logger.info("journal replayed: {} records, step {}", len(events), self.state.next_step)
-        return JournalCore.of(self.state.term, events, self._journal.acknowledged, self._journal.num_segments)
+        if len(journal):
+            logger.info(
+                "journal replayed: {} records behind the copy of the state at {}, step {}",
+                len(events),
+                first,
+                self.state.next_step,
+            )
+        term, acknowledged = self.state.term, journal.acknowledged
+        return JournalCore.of(term, events, acknowledged, journal.num_segments, first=first, terms=terms)
+
+    def _load_copy(self, copy: Copy) -> tuple[tuple[int, int], ...]:
+        beside = copy.load_beside()
+        self.state, self.history = copy.load(), History.load(beside.history)
+        self.feed.term = self.state.term
+        if self._projection is not None:
+            self._projection.load(beside.projection)
+        if self.state.finished is not None:
+            self.finished.set()
+        return beside.terms
+
+    def _beside(self) -> Beside:
+        projection = self._projection.dump() if self._projection is not None else b""
+        return Beside(tuple(self.core.terms), self.history.dump(), projection)
 
     def begin(self, planned: RunPlanned, hardware_class: tuple[str, ...] | None) -> None:
-        """Open a new journal, or go on with the one that is there (same disk: same term)."""
+        """Open a new journal, or go on with the one that is there: in the same term, unless members may have seen more."""
         if self.state.run is None:
             self._emit(planned)
-        if self.state.term == 0 or self.state.leader != self._signer.hotkey:
+        seen_more = self._journal.num_dropped > 0 or self.state.term <= others_term(self._journal.path)
+        if seen_more or self.state.leader != self._signer.hotkey:
             self.core.term = self.state.term + 1
             self._emit(term_started(self.core.term, self._signer.hotkey, secrets.token_hex(8)))
         if self.state.hardware_class is None and hardware_class is not None:
@@ -125,6 +169,7 @@ class Coordinator:
         record = self._journal.stage(event, self._clock.wall_ns())
         self.core.appended(event)
         self._fold(record)
+        self._copier.consider(event, self.state, self._beside)
 
     # --- called by the HTTP interface -------------------------------------------------------------------------
 
@@ -149,12 +194,12 @@ class Coordinator:
         self._inbox.wake.set()
         return await future
 
-    def heard(self, hotkey: str, boot: str) -> Member | None:
-        """A heartbeat; returns the live member it belongs to."""
+    def heard(self, hotkey: str, boot: str, ticks: int) -> Member | None:
+        """A heartbeat with the main process's tick counter; returns the live member it belongs to."""
         member = member_of_boot(self.state, hotkey, boot)
         if member is None or member not in self.state.members:
             return None
-        self.watch.heard(member, self._clock.now_s())
+        self.watch.beat(member, ticks, self._clock.now_s())
         return member
 
     def suspect(self, member: Member) -> None:
@@ -177,6 +222,7 @@ class Coordinator:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publish_forever(), name="log publisher")
             group.create_task(self._turn_forever(), name="coordinator")
+            group.create_task(self._store_health.run(), name="store health")
 
     async def _turn_forever(self) -> None:
         while True:
@@ -228,7 +274,10 @@ class Coordinator:
         raise RuntimeError("decisions don't come to an end")
 
     def _finish(self, completion: Completion) -> None:
-        self.watch.done(completion.action)
+        if completion.failed:
+            self.watch.failed(completion.action)
+        else:
+            self.watch.done(completion.action)
         for blob in completion.confirmed:
             self.watch.blob_confirmed(blob)
         for event in completion.events(self.state):
@@ -271,25 +320,23 @@ class Coordinator:
                 continue
             if self.core.acknowledged == acknowledged:
                 continue  # nothing of it is on this disk yet: the commit that changes that asks again
+            self._copier.settle(self.core.acknowledged)
             self._after_commit()
             self._inbox.wake.set()
 
     async def _confirm_then_queue(self, member: Member, claim: AnyClaim, blobs: tuple[str, ...]) -> None:
-        for blob in await self._tasks.stored(claim, blobs):
+        for blob in (stored := await self._tasks.stored(claim, blobs)):
             self.watch.blob_confirmed(blob)
+        for blob in set(blobs).difference(stored):
+            self.watch.not_confirmed(blob, member, self._clock.now_s())
         self._inbox.claims.append((member, claim))
         self._inbox.wake.set()
 
     async def _probe(self, member: Member, host: str, port: int) -> None:
-        ok = False
-        try:
-            async with asyncio.timeout(TIMEOUTS.probe_s):
-                _, writer = await asyncio.open_connection(host, port)
-                writer.close()
-                ok = True
-        except (OSError, TimeoutError):
-            ok = False
-        self.watch.probe_answered(member, ok, self._clock.now_s())
+        found = await probe(host, port)
+        if found is not Probe.ANSWERED:
+            logger.info("{}: the probe of {}:{} is {}", member, host, port, found.value)
+        self.watch.probe_answered(member, found, self._clock.now_s())
         self._inbox.wake.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:

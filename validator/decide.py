@@ -7,6 +7,7 @@ part is asked only when the earlier ones have nothing to say, so decisions of on
 from __future__ import annotations
 
 from subnet.run import state as st
+from subnet.run.events import Gone
 from subnet.run.state import RunState
 from validator.decide_leases import decide_leases
 from validator.decide_members import decide_lost, decide_members
@@ -15,6 +16,7 @@ from validator.decide_steps import decide_steps
 from validator.decision import Action, Decision, FinishRun, ProbeSlices, Reason, TraceVerdict
 from validator.policy import Policy
 from validator.randomness import Randomness
+from validator.suspects import note_lost, waiting_for_suspect
 from validator.watch import Watch
 
 __all__ = [
@@ -37,20 +39,26 @@ def decide(now_s: float, state: RunState, watch: Watch, policy: Policy, rng: Ran
     if state.finished is not None:
         return decide_lost(now_s, state, watch, policy)
     watch.at_step(state.next_step)
+    members = decide_members(now_s, state, watch, policy)
+    for decision in members:
+        if isinstance(decision.what, Gone) and decision.what.why == "lost":
+            note_lost(now_s, state, watch, decision.what.member)
     return (
-        decide_members(now_s, state, watch, policy)
+        members
         or decide_steps(now_s, state, watch, policy)
         or decide_leases(now_s, state, watch, policy, rng)
         or decide_merges(now_s, state, watch, policy, rng)
     )
 
 
-def waiting_for(state: RunState, watch: Watch, now_s: float) -> str:
+def waiting_for(state: RunState, watch: Watch, now_s: float, policy: Policy | None = None) -> str:
     """In plain words, what the run waits for; empty when it is finished."""
     if state.run is None:
         return "a run to be submitted"
     if state.finished is not None:
         return ""
+    if watch.store.trouble:
+        return f"the store ({watch.store.trouble})"
     if state.hardware_class is None:
         votes = max((len(keys) for keys in watch.class_votes.values()), default=0)
         return f"the run's hardware class to be settled ({votes} coldkeys agree so far)"
@@ -63,6 +71,8 @@ def waiting_for(state: RunState, watch: Watch, now_s: float) -> str:
         if behind:
             names = ", ".join(str(k) for stage in behind for k in st.members_of(state, stage))
             return f"{_stages(behind)} to have the state of step {state.next_step} ({names})"
+    if suspect := waiting_for_suspect(state, watch, policy or Policy()):
+        return suspect
     if state.work is None:
         return _waiting_for_snapshots(state) or f"step {state.next_step} to begin"
     return _waiting_for_work(state) or _waiting_for_snapshots(state) or "the step's seal"

@@ -18,6 +18,7 @@ from validator.decision import Decision, because
 from validator.intake import replay_allowed
 from validator.policy import Policy
 from validator.randomness import Randomness
+from validator.suspects import died_of, wait_left_s
 from validator.watch import Watch
 
 MAX_DOUBLINGS = 5
@@ -30,7 +31,7 @@ def decide_leases(now_s: float, state: RunState, watch: Watch, policy: Policy, r
     return (
         _late(now_s, state, work, watch, policy)
         or _skips(state, work)
-        or _deals(state, work, watch, policy)
+        or _deals(now_s, state, work, watch, policy)
         or _replays(now_s, state, work, watch, policy, rng)
     )
 
@@ -90,18 +91,11 @@ def lease_deadline_s(state: RunState, watch: Watch, policy: Policy, stage: int, 
 
 def item_s(state: RunState, watch: Watch, policy: Policy, stage: int, member: Member) -> float:
     """Seconds of one item, forward and backward, of this member; of its stage's others where it is unknown."""
-    own = _measured_s(watch, member)
+    own = watch.item_s(member)
     if own is not None:
         return own
-    known = [s for k in st.members_of(state, stage) if (s := _measured_s(watch, k)) is not None]
+    known = [s for k in st.members_of(state, stage) if (s := watch.item_s(k)) is not None]
     return sum(known) / len(known) if known else policy.lease_unknown_s
-
-
-def _measured_s(watch: Watch, member: Member) -> float | None:
-    speed = watch.speed(member)
-    if speed.forward_s is None and speed.backward_s is None:
-        return None
-    return (speed.forward_s or 0.0) + (speed.backward_s or 0.0)
 
 
 # --- skips -------------------------------------------------------------------------------------------------------
@@ -159,6 +153,10 @@ class _Desk:
     replicas: list[list[Member]]
     load: Counter[Member]
     each_s: dict[Member, float]
+    resting: set[tuple[int, int]]
+    """Items (microbatch, stage) that several processes died of, while they may not be dealt again."""
+    shunned: dict[tuple[int, int], set[str]]
+    """Who was lost with an item: it goes to others first."""
     decided: list[Decision] = field(default_factory=list[Decision])
     dealt: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
@@ -184,7 +182,7 @@ class _Desk:
         again to who failed would go round and round.
         """
         found = self.work.items[stage][m]
-        failed = {failure.hotkey for failure in found.failures}
+        failed = {failure.hotkey for failure in found.failures} | self.shunned.get((m, stage), set())
         replicas = self.replicas[stage]
         able = [k for k in replicas if k.hotkey not in failed] or replicas
         if free is not None:
@@ -194,7 +192,7 @@ class _Desk:
         return min(others, key=lambda k: (silences.get(k, 0), self.finish_s(k), k), default=None)
 
 
-def _deals(state: RunState, work: StepWork, watch: Watch, policy: Policy) -> list[Decision]:
+def _deals(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: Policy) -> list[Decision]:
     """Opens paths from stage 0 as far as its members' windows go, and deals again what is open further on."""
     stages = range(st.num_stages(state))
     if not any(work.undealt) and not _revoked_evaluations(work):
@@ -204,11 +202,13 @@ def _deals(state: RunState, work: StepWork, watch: Watch, policy: Policy) -> lis
     for stage in stages:
         load.update(m for m in (work.items[stage][i].member for i in work.live[stage]) if m is not None)
     each_s = {k: item_s(state, watch, policy, stage, k) for stage in stages for k in replicas[stage]}
-    desk = _Desk(state, work, replicas, load, each_s)
+    resting = {key for key in watch.lost_with if wait_left_s(now_s, watch, policy, *key) > 0}
+    shunned = {key: died_of(watch, *key) for key in watch.lost_with}
+    desk = _Desk(state, work, replicas, load, each_s, resting, shunned)
     _deal_first_stage(desk, policy)
     for stage in stages[1:]:
         for m in sorted(work.undealt[stage]):
-            if desk.is_dealt(m, stage - 1):
+            if desk.is_dealt(m, stage - 1) and (m, stage) not in desk.resting:
                 member = desk.choose(m, stage)
                 if member is not None:
                     desk.deal(m, stage, member)
@@ -222,6 +222,8 @@ def _deal_first_stage(desk: _Desk, policy: Policy) -> None:
         return
     windows = {k: window(policy, len(desk.work.items), desk.each_s[k]) for k in replicas}
     for m in sorted(desk.work.undealt[0]):
+        if (m, 0) in desk.resting:
+            continue
         free = [k for k in replicas if desk.load[k] < windows[k]]
         if not free:
             return

@@ -1,4 +1,4 @@
-"""Who is gone, who has the wrong state, which hardware class the run has, and who moves to a stage with nobody."""
+"""Who is gone, who has the wrong state, which hardware class the run has, and who moves to another stage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from subnet.run.state import RunState
 from subnet.words import Member
 from validator.decision import Decision, because
 from validator.policy import Policy
+from validator.replicas import decide_moves
 from validator.watch import Watch
 
 
@@ -17,19 +18,24 @@ def decide_members(now_s: float, state: RunState, watch: Watch, policy: Policy) 
         decide_lost(now_s, state, watch, policy)
         or _wrong_roots(now_s, state, watch, policy)
         or _hardware_class(state, watch, policy)
-        or _empty_stages(now_s, state, watch, policy)
+        or decide_moves(now_s, state, watch, policy)
     )
 
 
 def decide_lost(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
-    """Members whose connection was reset and whose probe failed, or who weren't heard for too long."""
+    """Members whose connection was reset and whose probe failed, who weren't heard for too long, or who hang."""
     lost: list[Decision] = []
     for member in sorted(state.members):
-        silent_s = watch.silent_for(member, now_s)
-        if watch.is_lost(member):
-            lost.append(Decision(ev.Gone(member, "lost"), because("reset_and_probe_failed", silent_s=silent_s)))
+        silent_s, hung_s = watch.silent_for(member, now_s), watch.hung_for(member, now_s)
+        if watch.is_lost(member, now_s, policy.probe_quiet_s):
+            reason = because("reset_and_probe_failed", silent_s=silent_s)
         elif silent_s >= policy.silence_s:
-            lost.append(Decision(ev.Gone(member, "lost"), because("silent", silent_s=silent_s)))
+            reason = because("silent", silent_s=silent_s)
+        elif hung_s >= policy.hung_s:
+            reason = because("main_process_hangs", hung_s=hung_s)
+        else:
+            continue
+        lost.append(Decision(ev.Gone(member, "lost"), reason))
     return lost
 
 
@@ -55,25 +61,6 @@ def _hardware_class(state: RunState, watch: Watch, policy: Policy) -> list[Decis
         if len(coldkeys) >= policy.class_coldkeys:
             names = ",".join(sorted(coldkeys))
             return [Decision(ev.HardwareClassSet(hashes, names), because("coldkeys_agree", num_coldkeys=len(coldkeys)))]
-    return []
-
-
-def _empty_stages(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
-    """A stage with nobody for long gets the newest replica of the fullest stage, if that keeps another one."""
-    stages = range(st.num_stages(state))
-    by_stage = {stage: st.members_of(state, stage) for stage in stages}
-    for stage in stages:
-        key = ("empty_stage", stage)
-        if by_stage[stage]:
-            watch.restart_clock(key, now_s)
-            continue
-        empty_s = watch.age(key, now_s)
-        fullest = max(stages, key=lambda s: (len(by_stage[s]), -s))
-        if empty_s >= policy.empty_stage_s and len(by_stage[fullest]) > 1:
-            watch.restart_clock(key, now_s)
-            moved = max(by_stage[fullest], key=lambda k: (k.term, k.number))
-            reason = because("stage_is_empty", stage=stage, empty_s=empty_s, from_stage=fullest)
-            return [Decision(ev.Gone(moved, "replaced"), reason)]
     return []
 
 

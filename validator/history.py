@@ -1,6 +1,7 @@
 """What a run has been through, for people: a projection of the journal that the state machine does not need.
 
-Folds the same records as everyone; bounded: at most ``MAX_STEPS`` steps and ``MAX_LINES`` event lines are kept.
+Folds the same records as everyone; bounded: at most ``MAX_STEPS`` steps and ``MAX_LINES`` event lines are kept. It goes with
+each copy of the fold (``dump``, ``load``), so that it stays whole where records are no longer kept.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
+
+import msgspec
 
 from subnet.protocol.api import StepView
 from subnet.run.events import (
@@ -48,6 +51,21 @@ def mean_loss(bits: tuple[int, ...]) -> float | None:
     return sum(bits_fp32(b) for b in bits) / len(bits) if bits else None
 
 
+class _Dump(msgspec.Struct, frozen=True, array_like=True):
+    steps: list[StepView]
+    lines: list[str]
+    num_merges: int
+    num_voids: int
+    num_gone: int
+    num_joined: int
+    final_holdout: float | None
+    root: str | None
+    since_ns: int
+
+
+_dump_decoder = msgspec.msgpack.Decoder(_Dump)
+
+
 class History:
     def __init__(self) -> None:
         self.steps: deque[StepView] = deque(maxlen=MAX_STEPS)
@@ -56,6 +74,33 @@ class History:
         self.final_holdout: float | None = None
         self.root: str | None = None
         self._since_ns = 0
+
+    def dump(self) -> bytes:
+        """Everything, for :meth:`load`."""
+        return msgspec.msgpack.encode(
+            _Dump(
+                list(self.steps),
+                list(self.lines),
+                self.num_merges,
+                self.num_voids,
+                self.num_gone,
+                self.num_joined,
+                self.final_holdout,
+                self.root,
+                self._since_ns,
+            )
+        )
+
+    @staticmethod
+    def load(data: bytes) -> History:
+        history, found = History(), _dump_decoder.decode(data)
+        history.steps.extend(found.steps)
+        history.lines.extend(found.lines)
+        history.num_merges, history.num_voids = found.num_merges, found.num_voids
+        history.num_gone, history.num_joined = found.num_gone, found.num_joined
+        history.final_holdout, history.root = found.final_holdout, found.root
+        history._since_ns = found.since_ns
+        return history
 
     def fold(self, record: Record) -> None:
         event = record.event

@@ -117,9 +117,9 @@ class HttpApi:
         writer = FrameWriter(call)
         try:
             async with writer as out:
-                while (frame := await out.race(feed.next_frame(position))) is not None:
+                reader = feed.reader(position)
+                while (frame := await out.race(reader.next_frame())) is not None:
                     await out.send(frame.data)
-                    position = frame.next_number
         finally:
             self._backend.stream_lost(call.hotkey)
         return writer.response

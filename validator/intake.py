@@ -15,6 +15,8 @@ from subnet.run import state as st
 from subnet.run.state import Item, Merge, RunState
 from subnet.words import CALIBRATION_STEP, Commitment, Member
 from validator.policy import Policy
+from validator.replicas import choose_stage
+from validator.suspects import note_lost
 from validator.watch import Watch
 
 MAX_SQUARES_DIGITS = 256
@@ -102,10 +104,12 @@ def admit_join(
     refusal = _class_refusal(state, request.hardware_class, coldkey, watch)
     if refusal is not None:
         return refusal
+    for older in [member for member in state.members if member.hotkey == hotkey]:
+        note_lost(now_s, state, watch, older)
     return ev.Joined(
         member=next_member(state, hotkey),
         coldkey=coldkey,
-        stage=choose_stage(state, hotkey),
+        stage=choose_stage(state, hotkey, watch).stage,
         boot=request.boot,
         host=request.host,
         port=request.port,
@@ -147,28 +151,6 @@ def _class_refusal(state: RunState, reported: tuple[str, ...], coldkey: str, wat
         f"golden task {where} gives {theirs}, this run's class has {ours}",
         hint="a pinned run takes one class of hardware, software and thread count",
     )
-
-
-def choose_stage(state: RunState, hotkey: str) -> int:
-    """The stage that limits throughput most: fewest replicas for its cost; an empty one first."""
-    costs = stage_costs(state)
-    others = [info.stage for member, info in state.members.items() if member.hotkey != hotkey]
-
-    def capacity(stage: int) -> tuple[float, float, int]:
-        replicas = others.count(stage)
-        return (replicas / costs[stage], -costs[stage], stage)
-
-    return min(range(len(costs)), key=capacity)
-
-
-def stage_costs(state: RunState) -> list[float]:
-    """Relative cost of each stage's forward and backward, from the units it has."""
-    run = st.plan(state)
-    flops, last = run.unit_flops_per_token, len(run.unit_flops_per_token) - 2
-    costs = [sum(flops[1 + a : 1 + b]) for a, b in zip(run.cuts, [*run.cuts[1:], last], strict=True)]
-    costs[0] += flops[0]
-    costs[-1] += flops[-1]
-    return [max(cost, 1e-9) for cost in costs]
 
 
 def _updated(state: RunState, member: Member, claim: msg.UpdatedClaim) -> Admitted:
@@ -338,7 +320,8 @@ def _merged(state: RunState, member: Member, claim: msg.MergedClaim, watch: Watc
 
 def is_squares(squares: str) -> bool:
     """A non-negative whole number in hexadecimal, of bounded length."""
-    return 0 < len(squares) <= MAX_SQUARES_DIGITS and all(c in "0123456789abcdef" for c in squares)
+    canonical = squares == "0" or not squares.startswith("0")
+    return canonical and 0 < len(squares) <= MAX_SQUARES_DIGITS and all(c in "0123456789abcdef" for c in squares)
 
 
 def _fingerprint(state: RunState, member: Member, claim: msg.FingerprintClaim) -> Admitted:

@@ -51,9 +51,18 @@ class JournalCore:
     """Numbers of unacknowledged quorum events."""
 
     @staticmethod
-    def of(term: int, events: Iterable[AnyEvent], acknowledged: int, num_segments: int) -> JournalCore:
-        """The core of a journal that is on disk already."""
-        core = JournalCore(term, acknowledged, num_segments)
+    def of(
+        term: int,
+        events: Iterable[AnyEvent],
+        acknowledged: int,
+        num_segments: int,
+        *,
+        first: int = 0,
+        terms: Sequence[tuple[int, int]] = (),
+    ) -> JournalCore:
+        """The core of a journal that is on disk already: ``events`` from number ``first`` on, ``terms`` of those before."""
+        core = JournalCore(term, acknowledged, num_segments, first, terms=list(terms))
+        core.own_term_number = terms[-1][1] if terms else -1
         for event in events:
             core.appended(event)
         return core
@@ -75,6 +84,11 @@ class JournalCore:
     def effective_end(self) -> int:
         """Records below this may be sent to anybody."""
         return self.quorum[0] if self.quorum else self.length
+
+    @property
+    def first_unacknowledged(self) -> int | None:
+        """The first quorum event that holds up what is behind it."""
+        return self.quorum[0] if self.quorum else None
 
     def segment_due(self) -> SegmentDue | None:
         """The segment to put next: all unacknowledged records, as soon as one of them is a quorum event."""

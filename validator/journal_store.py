@@ -1,8 +1,8 @@
 """The journal on disk: append-only, hash-chained, one writer thread, group commit; what ``append`` acknowledged survives kill -9.
 
-SQLite in WAL mode with ``synchronous=FULL``. Opening verifies the whole chain: a record that doesn't fit its hash stops the
-start with its number and the way out. Evidence (signed receipts) lies beside the records in a table of its own, bounded by
-``forget_receipts``.
+Opening verifies the chain from the newest-but-one copy of the state on (:mod:`validator.journal_file`); what lies before that
+copy is deleted from this file, since the log store keeps it. So file and memory stay bounded however long a run lasts.
+Evidence (signed receipts) lies beside the records in a table of its own, bounded by ``forget_receipts``.
 """
 
 from __future__ import annotations
@@ -11,26 +11,22 @@ import asyncio
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import msgspec
+from loguru import logger
 
-from subnet.errors import ConfigError, Corrupt
-from subnet.run.chain_hash import GENESIS_HEAD, next_head
+from subnet.errors import Corrupt, IotaError
+from subnet.run.chain_hash import next_head
 from subnet.run.events import AnyEvent, Record
+from subnet.run.state import RunState, new_state
+from validator import journal_file
+from validator.copies import Copy
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS records (number INTEGER PRIMARY KEY, head TEXT NOT NULL, data BLOB NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS segments (number INTEGER PRIMARY KEY, first INTEGER NOT NULL, next INTEGER NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS receipts (
-    id INTEGER PRIMARY KEY, step INTEGER NOT NULL, hotkey TEXT NOT NULL, data BLOB NOT NULL
-) STRICT;
-CREATE INDEX IF NOT EXISTS receipts_by_step ON receipts (step);
-"""
+DELETED_AT_ONCE = 5_000
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
@@ -42,7 +38,25 @@ class _Work:
     segments: list[tuple[int, int, int]] = field(default_factory=lambda: [])
     receipts: list[tuple[int, str, bytes]] = field(default_factory=lambda: [])
     forget_before_step: int | None = None
+    torn: int | None = None
+    copy: Copy | None = None
+    keep_from: int = 0
+    """With a copy: copies and records before this number may go."""
     done: Future[None] | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not (self.records or self.segments or self.receipts or self.copy) and self.forget_before_step is None
+
+
+def first_bytes(records: Sequence[bytes], limit_bytes: int) -> Sequence[bytes]:
+    """As many of the first records as fit; one at least."""
+    size_bytes = 0
+    for index, data in enumerate(records):
+        size_bytes += len(data)
+        if size_bytes > limit_bytes and index:
+            return records[:index]
+    return records
 
 
 class JournalStore:
@@ -50,83 +64,88 @@ class JournalStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.head = GENESIS_HEAD
-        self.records: list[bytes] = []
-        self.heads: list[str] = []
-        self.acknowledged = 0
-        """Records below this number are in the log store."""
-        self.num_segments = 0
-        self.committed = 0
-        """Records below this number are on disk."""
-        self._staged = _Work()
-        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        self._failure: BaseException | None = None
-        try:
+        with journal_file.readable(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._load()
-        except sqlite3.DatabaseError as error:
-            raise Corrupt(
-                f"journal {path} is not a readable database: {error}",
-                hint="start a new leader from the log store, or restore the file from a copy",
-            ) from error
-        except OSError as error:
-            raise ConfigError(
-                f"cannot open the journal {path}: {error.strerror or error}", hint="check path and rights"
-            ) from error
+            found = journal_file.load(path)
+            self._tip = journal_file.Tip(path)
+        self.base = found.base
+        """Number of the oldest record that is kept."""
+        self._base_head = found.base_head
+        self._records, self._heads = found.records, found.heads
+        self.size_bytes = sum(len(data) for data in found.records)
+        """Of the records that were found, and of those added since."""
+        self.head = found.heads[-1] if found.heads else found.base_head
+        self.copy = found.copy
+        """The newest copy of the state that is on disk or staged: :meth:`replay` begins with it."""
+        self.acknowledged = found.acknowledged
+        """Records below this number are in the log store."""
+        self.num_segments = found.num_segments
+        self.num_dropped = found.num_dropped
+        """Committed records that the disk lost, so that members may have seen what isn't here: a new term must begin."""
+        self.committed = found.length
+        """Records below this number are on disk."""
+        self._staged = _Work(torn=found.torn)
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._failure: IotaError | None = None
+        self._delete_below = found.base
         self._thread = threading.Thread(target=self._write_forever, name="journal-writer", daemon=True)
         self._thread.start()
 
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, isolation_level=None, timeout=10.0)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.executescript(_SCHEMA)
-        return connection
+    @staticmethod
+    def create(path: Path, records: Sequence[bytes], segments: Sequence[tuple[int, int]]) -> None:
+        """Write a journal whose ``records`` are already in the log store as ``segments``: (first, next) of each, in order.
 
-    def _load(self) -> None:
-        connection = self._connect()
-        try:
-            rows = cast(
-                "Iterator[tuple[int, str, bytes]]",
-                connection.execute("SELECT number, head, data FROM records ORDER BY number"),
-            )
-            for expected, (number, head, data) in enumerate(rows):
-                self.head = next_head(self.head, data)
-                if number != expected or head != self.head:
-                    raise Corrupt(
-                        f"journal {self.path}: record {expected} does not fit the hash chain",
-                        hint=f"records 0 to {expected - 1} are good; start a new leader from the log store",
-                    )
-                self.records.append(data)
-                self.heads.append(head)
-            segments = connection.execute("SELECT number, next FROM segments ORDER BY number DESC LIMIT 1").fetchone()
-            if segments is not None:
-                self.num_segments, self.acknowledged = int(segments[0]) + 1, int(segments[1])
-            self.committed = len(self.records)
-        finally:
-            connection.close()
+        It appears under ``path`` complete or not at all; :class:`~subnet.errors.Exists` where one is there.
+        """
+        journal_file.create(path, records, segments)
+
+    # --- what is there -----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.base + len(self._records)
+
+    def start_state(self) -> RunState:
+        """What :meth:`replay` is to be applied to."""
+        return self.copy.load() if self.copy is not None else new_state()
 
     def replay(self) -> Iterator[Record]:
-        """All records, decoded. A record that no longer decodes is corrupt and names its number."""
-        for number, data in enumerate(self.records):
+        """The records behind :meth:`start_state`, decoded. One that no longer decodes is corrupt and names its number."""
+        first = self.copy.number if self.copy is not None else 0
+        for number, data in enumerate(self._records[first - self.base :], start=first):
             try:
                 yield _decoder.decode(data)
             except msgspec.MsgspecError as error:
                 raise Corrupt(
                     f"journal {self.path}: record {number} does not decode: {error}",
-                    hint="was it written by a newer version?",
+                    hint=f"was it written by a newer version? Else {journal_file.WAY_OUT}",
                 ) from error
 
-    def __len__(self) -> int:
-        return len(self.records)
+    def records_between(self, first: int, end: int) -> list[bytes]:
+        """Encoded records ``first .. end - 1``; ``first`` isn't before :attr:`base`."""
+        if first < self.base:
+            raise IndexError(f"record {first} is no longer kept; the oldest is {self.base}")
+        return self._records[first - self.base : end - self.base]
+
+    def head_after(self, number: int) -> str:
+        """The chain value after ``number`` records; ``number`` isn't before :attr:`base`."""
+        if number < self.base:
+            raise IndexError(f"record {number} is no longer kept; the oldest is {self.base}")
+        return self._heads[number - self.base - 1] if number > self.base else self._base_head
+
+    def size_bytes_from(self, number: int) -> int:
+        """Of the kept records from ``number`` on."""
+        return sum(len(data) for data in self._records[max(0, number - self.base) :])
+
+    # --- what is added -----------------------------------------------------------------------------------------
 
     def stage(self, event: AnyEvent, time_ns: int) -> Record:
         """Give the event its number and place in the chain; on disk only after ``commit``."""
-        record = Record(len(self.records), time_ns, event)
+        record = Record(len(self), time_ns, event)
         data = _encoder.encode(record)
         self.head = next_head(self.head, data)
-        self.records.append(data)
-        self.heads.append(self.head)
+        self._records.append(data)
+        self._heads.append(self.head)
+        self.size_bytes += len(data)
         self._staged.records.append((record.number, self.head, data))
         return record
 
@@ -143,13 +162,24 @@ class JournalStore:
         self.num_segments += 1
         self.acknowledged = next_number
 
+    def stage_copy(self, copy: Copy) -> None:
+        """Keep a copy of the fold at a number the log store has; records before the copy before it go."""
+        if copy.number > self.acknowledged:
+            raise ValueError(f"a copy at {copy.number}, acknowledged are {self.acknowledged} records")
+        keep_from = self.copy.number if self.copy is not None else self.base
+        self._base_head, dropped = self.head_after(keep_from), keep_from - self.base
+        del self._records[:dropped]
+        del self._heads[:dropped]
+        self.base, self.copy = keep_from, copy
+        self._staged.copy, self._staged.keep_from = copy, keep_from
+
     async def commit(self) -> None:
         """Wait until everything staged so far is on disk. Many callers share one fsync."""
         if self._failure is not None:
-            raise Corrupt(f"journal {self.path} cannot be written: {self._failure}") from self._failure
-        work, self._staged = self._staged, _Work()
-        if not (work.records or work.segments or work.receipts or work.forget_before_step is not None):
+            raise self._failure
+        if self._staged.empty:
             return
+        work, self._staged = self._staged, _Work()
         work.done = Future()
         self._queue.put(work)
         await asyncio.wrap_future(work.done)
@@ -160,45 +190,90 @@ class JournalStore:
         self._queue.put(None)
         self._thread.join(timeout_s)
 
+    # --- the writer thread -------------------------------------------------------------------------------------
+
     def _write_forever(self) -> None:
-        connection = self._connect()
+        connection: sqlite3.Connection | None = None
         try:
             while True:
-                work = self._queue.get()
+                work = self._next_work(connection)
                 batch: list[_Work] = []
                 while work is not None:
                     batch.append(work)
                     if self._queue.empty():
                         break
                     work = self._queue.get()
-                if batch:
-                    self._write(connection, batch)
+                if batch and self._failure is None:
+                    try:
+                        connection = connection or journal_file.connect(self.path)
+                        self._write(connection, batch)
+                    except sqlite3.DatabaseError as error:
+                        self._failure = journal_file.database_error(self.path, "be written", error)
+                self._answer(batch)
                 if work is None:
                     return
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
+            self._tip.close()
 
-    def _write(self, connection: sqlite3.Connection, batch: list[_Work]) -> None:
+    def _answer(self, batch: Sequence[_Work]) -> None:
+        for work in batch:
+            if work.done is not None and work.done.set_running_or_notify_cancel():
+                if self._failure is not None:
+                    work.done.set_exception(self._failure)
+                else:
+                    work.done.set_result(None)
+
+    def _write(self, connection: sqlite3.Connection, batch: Sequence[_Work]) -> None:
+        connection.execute("BEGIN IMMEDIATE")
         try:
-            connection.execute("BEGIN IMMEDIATE")
             for work in batch:
+                if work.torn is not None:
+                    connection.execute("DELETE FROM records WHERE number >= ?", (work.torn,))
                 connection.executemany("INSERT INTO records VALUES (?, ?, ?)", work.records)
                 connection.executemany("INSERT INTO segments VALUES (?, ?, ?)", work.segments)
                 connection.executemany("INSERT INTO receipts (step, hotkey, data) VALUES (?, ?, ?)", work.receipts)
                 if work.forget_before_step is not None:
                     connection.execute("DELETE FROM receipts WHERE step < ?", (work.forget_before_step,))
+                if work.copy is not None:
+                    self._write_copy(connection, work.copy, work.keep_from)
             connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            self._failure = error
-            for work in batch:
-                if work.done is not None and work.done.set_running_or_notify_cancel():
-                    work.done.set_exception(
-                        Corrupt(
-                            f"journal {self.path} cannot be written: {error}",
-                            hint="is the disk full? free space and restart",
-                        )
-                    )
-            return
-        for work in batch:
-            if work.done is not None and work.done.set_running_or_notify_cancel():
-                work.done.set_result(None)
+        except sqlite3.DatabaseError:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        numbers = [work.records[-1][0] + 1 for work in batch if work.records]
+        segments = [work.segments[-1][2] for work in batch if work.segments]
+        self._tip.committed(numbers[-1] if numbers else None, segments[-1] if segments else None)
+
+    def _write_copy(self, connection: sqlite3.Connection, copy: Copy, keep_from: int) -> None:
+        row = (copy.number, copy.head, copy.digest, copy.state, copy.beside)
+        connection.execute("DELETE FROM copies WHERE number != ?", (keep_from,))
+        connection.execute("INSERT INTO copies VALUES (?, ?, ?, ?, ?)", row)
+        connection.execute(
+            "DELETE FROM segments WHERE next <= ? AND number < (SELECT max(number) FROM segments)", (keep_from,)
+        )
+        self._delete_below = keep_from
+
+    def _next_work(self, connection: sqlite3.Connection | None) -> _Work | None:
+        """The next work; before it, and as long as there is none, a piece of what a copy made superfluous is deleted."""
+        while connection is not None and self._delete_below and self._failure is None:
+            try:
+                self._delete_piece(connection)
+            except sqlite3.DatabaseError as error:
+                logger.warning("journal {}: old records not deleted: {}", self.path, error)
+                self._delete_below = 0
+            if not self._queue.empty():
+                break
+        return self._queue.get()
+
+    def _delete_piece(self, connection: sqlite3.Connection) -> None:
+        done = connection.execute(
+            "DELETE FROM records WHERE number IN (SELECT number FROM records WHERE number < ? LIMIT ?)",
+            (self._delete_below, DELETED_AT_ONCE),
+        )
+        if done.rowcount < DELETED_AT_ONCE:
+            self._delete_below = 0
+            connection.execute("PRAGMA incremental_vacuum").fetchall()
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

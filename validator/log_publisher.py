@@ -16,10 +16,12 @@ from subnet.protocol.signing import Signer, sign_statement
 from subnet.timing import TIMEOUTS, Clock, Deadline
 from validator.journal_core import JournalCore, SegmentDue
 from validator.journal_core import Segment as Answer
-from validator.journal_store import JournalStore
+from validator.journal_file import WAY_OUT
+from validator.journal_store import JournalStore, first_bytes
 
 LIMIT_SEGMENT_BYTES = 64 << 20
 MAX_SEGMENT_RECORDS = 50_000
+MAX_SEGMENT_BYTES = 32 << 20
 
 
 class LeadershipLost(IotaError):
@@ -60,31 +62,36 @@ class LogPublisher:
         """Put the committed records of ``due`` and tell ``core``; raises :class:`LeadershipLost` if another leads."""
         journal = self._journal
         end = min(due.end, journal.committed, due.start + MAX_SEGMENT_RECORDS)
-        if end <= due.start:
+        records = tuple(first_bytes(journal.records_between(due.start, end), MAX_SEGMENT_BYTES))
+        if not records:
             return
-        head = journal.heads[end - 1]
-        records = tuple(journal.records[due.start : end])
+        head = journal.head_after(due.start + len(records))
         signature = sign_statement(self._signer, "journal-head", head.encode())
         segment = SegmentFile(self._run_id, due.index, due.start, records, head, self._signer.hotkey, signature)
         deadline = Deadline.after(TIMEOUTS.store_request_s, self._clock)
-        key, stored = segment_key(self._run_id, due.index), True
+        key, there = segment_key(self._run_id, due.index), segment
         try:
             await self._store.put_named(key, wire.encode(segment), deadline=deadline)
         except Exists:
-            stored, records = False, await self._read_back(key, due, deadline)
-        own = journal.records[due.start : due.start + len(records)]
-        answer = core.answered(due.index, stored=stored, segment=records, own=own)
+            there = await self._read_back(key, deadline)
+            # A segment that starts elsewhere can't be ours; an empty tuple would pass for a prefix.
+            records = there.records if there.first == due.start and there.records else (b"not ours",)
+        own = journal.records_between(due.start, due.start + len(records))
+        answer = core.answered(due.index, stored=there is segment, segment=records, own=own)
         if answer is Answer.DEPOSED:
-            raise LeadershipLost(
-                f"segment {due.index} of run {self._run_id} in the log store is not this journal's",
-                hint="another validator leads this run; stop this one, or start it with a new data directory",
-            )
+            raise self._lost(there)
         if answer is Answer.ACKNOWLEDGED:
             journal.stage_segment(due.start, core.acknowledged)
             await journal.commit()
 
-    async def _read_back(self, key: str, due: SegmentDue, deadline: Deadline) -> tuple[bytes, ...]:
+    async def _read_back(self, key: str, deadline: Deadline) -> SegmentFile:
         data = await self._store.get_named(key, deadline=deadline)
-        there = wire.decode(data, SegmentFile, limit_bytes=LIMIT_SEGMENT_BYTES, what=key)
-        # A segment that starts elsewhere can't be ours; an empty tuple would pass for a prefix.
-        return there.records if there.first == due.start and there.records else (b"not ours",)
+        return wire.decode(data, SegmentFile, limit_bytes=LIMIT_SEGMENT_BYTES, what=key)
+
+    def _lost(self, there: SegmentFile) -> LeadershipLost:
+        what = f"segment {there.number} of run {self._run_id} in the log store is not this journal's"
+        if there.hotkey == self._signer.hotkey:
+            hint = f"it is this hotkey's: this disk has lost records, or another process leads; {WAY_OUT}"
+        else:
+            hint = "another validator leads this run; stop this one, or start it with a new data directory"
+        return LeadershipLost(what, hint=hint)

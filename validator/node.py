@@ -13,7 +13,7 @@ from loguru import logger
 
 from subnet.chain.base import Chain, Metagraph
 from subnet.chain.connect import connect_chain
-from subnet.errors import AuthFailed, InputError, IotaError, NotFound, Refusal
+from subnet.errors import AuthFailed, ConfigError, Corrupt, InputError, IotaError, NotFound, Refusal
 from subnet.net.border import Listener, listen
 from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
 from subnet.protocol.messages import (
@@ -31,16 +31,20 @@ from subnet.service import Service
 from subnet.store.base import RETENTION_CLASSES, Grant, Hold
 from subnet.store.embedded import EmbeddedStore
 from subnet.store.signed_urls import load_or_create_secret
-from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock, Deadline, check_nesting
+from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Backoff, Clock, Deadline, check_nesting
 from subnet.words import PROTOCOL_VERSION, BlobHash, Cursor
 from validator.directive_stream import DirectiveFeed
 from validator.http_api import HttpApi
+from validator.lead_from import lead_from
+from validator.leadership import LeadershipWatch
 from validator.retention import hold_horizon
+from validator.run_archive import put_run
 from validator.run_export import export_info, finished_state
 from validator.run_registry import RunEntry, RunRegistry
 from validator.run_session import RunSession
 from validator.scoring import ScoreBook
 from validator.settings import ValidatorSettings
+from validator.store_health import first_look
 from validator.weights import WeightPolicy, WeightSetter, WeightsReport
 
 METAGRAPH_EVERY_S = 5.0
@@ -105,15 +109,44 @@ class ValidatorNode:
                 self._sessions_changed.clear()
                 await self._sessions_changed.wait()
                 continue
+            await self._archive(entry)
             session = RunSession(entry, self)
             self.session = session
             logger.info("run {} is active", entry.name)
             try:
-                await session.run()
+                await self._lead(session)
             finally:
                 await session.close()
             self.registry.finish(entry)
             logger.info("run {} finished: root {}", entry.name, session.coordinator.history.root)
+
+    async def _archive(self, entry: RunEntry) -> None:
+        """Until the submission is in the log store: without it nobody else could lead the run."""
+        backoff = Backoff(0.2, 5.0)
+        while True:
+            try:
+                await put_run(self.store, entry.stored, deadline=Deadline.after(TIMEOUTS.store_request_s))
+                return
+            except Corrupt:
+                raise
+            except IotaError as error:
+                logger.warning("run {} waits for the log store: {}", entry.name, error)
+            await asyncio.sleep(backoff.next_s())
+
+    async def _lead(self, session: RunSession) -> None:
+        """The run to its end, unless another validator has taken it over."""
+        watch = LeadershipWatch(session.entry.stored.run_id, session.journal, self.store, self.clock)
+        run = asyncio.create_task(session.run(), name="run")
+        rival = asyncio.create_task(watch.run(), name="leadership")
+        try:
+            await asyncio.wait({run, rival}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (run, rival):
+                if task.done():
+                    await task
+        finally:
+            for task in (run, rival):
+                task.cancel()
+            await asyncio.wait({run, rival})
 
     def _session(self, run: str) -> RunSession:
         if self.session is None or (run and run not in (self.session.entry.name, self.session.entry.stored.run_id)):
@@ -124,16 +157,20 @@ class ValidatorNode:
     # --- Backend -----------------------------------------------------------------------------------------------
 
     def hello(self) -> Hello:
-        session, entry = self.session, self.registry.active()
+        """``term`` is 0 until this validator leads: a term that isn't in the log store yet may never be."""
+        entry = self.registry.active()
+        session = self.session if self.session is not None and self.session.entry is entry else None
+        leads = session is not None and session.coordinator.core.may_speak
+        idle = "the log store, to keep the run's submission" if entry else "a run: submit one with iota run submit"
         return Hello(
             protocol_min=PROTOCOL_VERSION,
             protocol_max=PROTOCOL_VERSION,
             time_ns=self.clock.wall_ns(),
             hotkey=self.signer.hotkey,
-            term=session.coordinator.state.term if session else 0,
+            term=session.coordinator.state.term if session is not None and leads else 0,
             head_number=len(session.journal) if session else 0,
-            run=entry.name if entry else None,
-            waiting_for=session.waiting_for() if session else "a run: submit one with iota run submit",
+            run=session.entry.name if session else None,
+            waiting_for=session.waiting_for() if session else idle,
         )
 
     def status(self, run: str | None, num_steps: int) -> RunStatus:
@@ -159,6 +196,14 @@ class ValidatorNode:
     async def submit(self, hotkey: str, submission: RunSubmission) -> RunSummary:
         self._require_submitter(hotkey)
         entry = self.registry.add(hotkey, submission)
+        try:
+            await put_run(self.store, entry.stored, deadline=Deadline.after(TIMEOUTS.http_request_s / 2))
+        except Corrupt:
+            raise
+        except IotaError as error:
+            logger.warning(
+                "run {} is accepted, and put into the log store when it is there again: {}", entry.name, error
+            )
         self._sessions_changed.set()
         return self._summary(entry)
 
@@ -191,7 +236,7 @@ class ValidatorNode:
     def heartbeat(self, hotkey: str, beat: Heartbeat) -> None:
         if self.session is None:
             return
-        member = self.session.coordinator.heard(hotkey, beat.boot)
+        member = self.session.coordinator.heard(hotkey, beat.boot, beat.ticks)
         if member is not None and beat.suspect:
             self.session.coordinator.suspect(member)
 
@@ -249,16 +294,20 @@ class ValidatorNode:
 
 async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
     chain = connect_chain(settings.chain, settings.chain_endpoint, hotkey=signer)
-    secret = load_or_create_secret(settings.store_secret.expanduser())
+    secret = _secret(settings)
     store = EmbeddedStore(settings.store_url, secret)
     service = Service("validator")
     service.on_close("chain", chain.close)
     service.on_close("store", store.close)
     listener: Listener | None = None
     try:
+        await first_look(store, settings.directory.expanduser())
+        metagraph = await chain.metagraph(settings.netuid)
+        if settings.lead_from:
+            permits = {neuron.hotkey: neuron.validator_permit for neuron in metagraph.neurons}
+            await lead_from(store, settings.directory.expanduser(), only=settings.lead_runs, permits=permits)
         node = ValidatorNode(settings, signer, chain, store)
-        await store.usage(deadline=Deadline.after(TIMEOUTS.http_request_s))
-        node.take_metagraph(await chain.metagraph(settings.netuid))
+        node.take_metagraph(metagraph)
         if node.metagraph is not None and node.metagraph.neuron(signer.hotkey) is None:
             raise InputError(
                 f"hotkey {signer.hotkey} isn't registered on subnet {settings.netuid}",
@@ -281,6 +330,14 @@ async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
         service.forever("weights", lambda: node.setter.run(node.weights_report))
     logger.info("validator {} serves at {}", signer.hotkey, listener.url)
     await service.run()
+
+
+def _secret(settings: ValidatorSettings) -> bytes:
+    """The secret shared with the store; one made up here would open no store that has runs already."""
+    path = settings.store_secret.expanduser()
+    if settings.lead_from and not path.exists():
+        raise ConfigError(f"there is no store secret in {path}", hint="copy the store's file, see --store.secret")
+    return load_or_create_secret(path)
 
 
 async def _announce(chain: Chain, settings: ValidatorSettings) -> None:

@@ -5,30 +5,36 @@ from __future__ import annotations
 import msgspec
 
 from subnet.errors import ConfigError
+from subnet.timing import TIMEOUTS
 
 
 class Policy(msgspec.Struct, frozen=True):
     """Frozen; checked on construction."""
 
-    silence_s: float = 5.0
+    silence_s: float = TIMEOUTS.member_silence_s
     """A member unheard for so long is gone."""
-    answer_s: float = 3.0
-    """A member answers ``Revoking`` within this, or its partial is void; generous, since a void costs a whole m-set."""
-    lease_min_s: float = 5.0
+    hung_s: float = TIMEOUTS.member_hung_s
+    """And one whose heartbeats come, while its main process stands still for so long."""
+    probe_quiet_s: float = 3.0
+    """A probe without an answer (not: a refused one) counts only after so much silence."""
+    answer_s: float = TIMEOUTS.not_accumulated_s
+    """A member answers ``Revoking`` within this, or its partial is void: as long as silence takes, since a void costs a
+    whole m-set, and who is dead is found out sooner."""
+    lease_min_s: float = TIMEOUTS.lease_floor_s
     """No lease is revoked earlier."""
     lease_unknown_s: float = 60.0
     """Expected time of an item of a member and stage whose speed is unknown; also the most that is expected."""
     lease_factor: float = 3.0
     """A lease at this many times its expected time is revoked."""
-    commit_s: float = 20.0
+    commit_s: float = TIMEOUTS.commit_s
     """``Frozen`` until a holder's commitment."""
-    owner_s: float = 20.0
+    owner_s: float = TIMEOUTS.owner_s
     """``ReduceOrdered`` until all partitions are merged; then slices go through the store."""
     routed_s: float = 20.0
     """``StoreRouted`` until all partitions are merged; then owners are replaced."""
-    fingerprint_s: float = 20.0
+    fingerprint_s: float = TIMEOUTS.fingerprint_s
     """``SeedRevealed`` until a contributor's fingerprint."""
-    check_s: float = 30.0
+    check_s: float = TIMEOUTS.check_s
     """All fingerprints until a replica's check."""
     trace_s: float = 20.0
     """``TraceStarted`` until all slices are in the store."""
@@ -38,6 +44,14 @@ class Policy(msgspec.Struct, frozen=True):
     """``SnapshotOrdered`` until another replica is asked."""
     empty_stage_s: float = 20.0
     """A stage with nobody for so long gets a replica of a stage with several."""
+    rebalance_factor: float = 1.25
+    """Members move only if the pipeline gets so many times as fast by it."""
+    rebalance_s: float = 60.0
+    """And if that has been so, for the same stage, for so long,"""
+    rebalance_steps: int = 3
+    """and for so many steps;"""
+    rebalance_gap_s: float = 60.0
+    """and only so long after the last move: its effect has to be measured first."""
     back_off_s: float = 2.0
     """First ``retry_after`` of a hotkey that was gone silently; doubles with each absence."""
     back_off_max_s: float = 300.0
@@ -49,7 +63,18 @@ class Policy(msgspec.Struct, frozen=True):
     class_coldkeys: int = 2
     """Coldkeys that must report the same hardware class before it becomes the run's."""
 
+    suspect_deaths: int = 2
+    """Hotkeys lost while they had the same item: from then on it is dealt with care, and named."""
+    suspect_wait_s: float = 2.0
+    """How long such an item rests before it is dealt again; doubles with each further death."""
+    suspect_wait_max_s: float = 300.0
+
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} = {getattr(self, name)} is not allowed", hint="allowed: 0 or more")
+        if self.rebalance_factor <= 1:
+            raise ConfigError(
+                f"rebalance_factor = {self.rebalance_factor} is not allowed",
+                hint="allowed: above 1, or members move for ever",
+            )

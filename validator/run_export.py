@@ -7,7 +7,7 @@ import msgspec
 from subnet.errors import NotFound
 from subnet.protocol.api import ExportInfo, StageSnapshot
 from subnet.run.apply import apply
-from subnet.run.state import RunState, new_state, num_stages, restore_point, stored_snapshot
+from subnet.run.state import RunState, num_stages, restore_point, stored_snapshot
 from validator.journal_store import JournalStore
 from validator.run_registry import RunEntry
 
@@ -18,7 +18,7 @@ def finished_state(entry: RunEntry) -> RunState:
         raise NotFound(f"run {entry.name} has not begun", hint="see iota run list for its place in the queue")
     journal = JournalStore(entry.journal_path)
     try:
-        state = new_state()
+        state = journal.start_state()
         for record in journal.replay():
             apply(state, record.event)
         return state

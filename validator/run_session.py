@@ -16,6 +16,9 @@ from validator.coordinator import Coordinator
 from validator.decide import waiting_for
 from validator.journal_store import JournalStore
 from validator.log_publisher import LogPublisher
+from validator.presence import Dumps, LoopWatchdog, PresentClock
+from validator.progress import ProgressWatch
+from validator.projection import SessionProjection
 from validator.retention import AUDIT_WINDOW_STEPS, expiries
 from validator.run_registry import RunEntry, run_planned
 from validator.tasks import RunTasks
@@ -35,13 +38,17 @@ class RunSession:
         self._items_done: dict[str, int] = {}
         self._tidy = asyncio.Event()
         self._pending_work: dict[int, dict[str, float]] = {}
+        self.clock = PresentClock(node.clock)
+        self._dumps = Dumps(entry.directory / "stalls")
+        self.progress = ProgressWatch(self.clock, self._dumps)
         self.coordinator = Coordinator(
             journal=self.journal,
             publisher=publisher,
             tasks=self.tasks,
             signer=node.signer,
-            clock=node.clock,
+            clock=self.clock,
             on_record=self._on_record,
+            projection=SessionProjection(self._items_done, self._pending_work, node.scores),
         )
 
     async def run(self) -> None:
@@ -50,15 +57,21 @@ class RunSession:
         driver = asyncio.create_task(self.coordinator.run(), name="coordinator")
         finished = asyncio.create_task(self._until_finished(), name="until finished")
         tidier = asyncio.create_task(self._tidy_forever(), name="retention")
-        tasks = {driver, finished, tidier}
-        try:
-            await asyncio.wait({driver, finished}, return_when=asyncio.FIRST_COMPLETED)
-            if driver.done():
-                await driver
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        with LoopWatchdog(self._dumps) as watchdog:
+            watchers = {
+                asyncio.create_task(self.clock.tick_forever(), name="clock"),
+                asyncio.create_task(watchdog.turn_forever(), name="loop watchdog"),
+                asyncio.create_task(self.progress.look_forever(self.coordinator), name="progress watchdog"),
+            }
+            tasks = {driver, finished, tidier, *watchers}
+            try:
+                ended, _ = await asyncio.wait({driver, finished, *watchers}, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    await task
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
 
     async def _until_finished(self) -> None:
         await self.coordinator.finished.wait()
@@ -94,6 +107,8 @@ class RunSession:
 
     def _on_record(self, record: Record) -> None:
         event = record.event
+        if isinstance(event, StageSealed | StepSealed):
+            self.progress.sealed()
         if isinstance(event, StageSealed):
             work = self._pending_work.setdefault(event.step, {})
             config, plan = self.entry.config, self.entry.plan
@@ -137,12 +152,14 @@ class RunSession:
 
     def waiting_for(self) -> str:
         coordinator = self.coordinator
-        return waiting_for(coordinator.state, coordinator.watch, self._node.clock.now_s())
+        return waiting_for(coordinator.state, coordinator.watch, self.clock.now_s())
 
     def summary(self, place: int = 0) -> RunSummary:
         state, history = self.coordinator.state, self.coordinator.history
         last = history.steps[-1].loss if history.steps else None
-        status = "finished" if state.finished else ("running" if state.members else "waiting")
+        stall = None if state.finished else self.progress.view()
+        status = "finished" if state.finished else "waiting" if not state.members else "running"
+        status = "stalled" if stall is not None and status == "running" else status
         return RunSummary(
             self.entry.name,
             self.entry.stored.run_id,
@@ -153,6 +170,7 @@ class RunSession:
             last,
             history.root,
             "" if state.finished else self.waiting_for(),
+            stall if status == "stalled" else None,
         )
 
     def status(self, num_steps: int, *, weights: str, place: int) -> RunStatus:
@@ -177,7 +195,7 @@ class RunSession:
         )
 
     def _member_views(self) -> list[MemberView]:
-        state, watch, now = self.coordinator.state, self.coordinator.watch, self._node.clock.now_s()
+        state, watch, now = self.coordinator.state, self.coordinator.watch, self.clock.now_s()
         views: list[MemberView] = []
         for member, info in sorted(state.members.items(), key=lambda pair: (pair[1].stage, pair[0])):
             held = state.work.held.get(member, set()) if state.work else set[int]()

@@ -104,6 +104,12 @@ class ScoreBook:
             elif entry.registered_at_block != block:
                 del self._entries[hotkey]
 
+    def restore(self, score: Score) -> None:
+        """Take over an entry as ``scores(0.0)`` gave it, unless a later one of this hotkey is known."""
+        known, entry = self._entries.get(score.hotkey), (score.last_sealed_s, score.sealed_work, score.sealed_steps)
+        if known is None or known.as_of_s < score.last_sealed_s:
+            self._entries[score.hotkey] = _Entry(score.work, *entry, score.registered_at_block)
+
     def scores(self, now_s: float) -> dict[str, Score]:
         """Everybody's score at ``now_s``, by hotkey in alphabetical order. Changes nothing."""
         decayed = {hotkey: self._decayed(self._entries[hotkey], now_s) for hotkey in sorted(self._entries)}

@@ -24,6 +24,10 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     store_url: str = "http://127.0.0.1:9945"
     store_secret: Path = Path("~/.iota/store/secret")
     """File with the secret shared with the store; presigned URLs are signed with it."""
+    lead_from: bool = False
+    """Take over the unfinished runs of the log store at ``store_url`` before serving: their validator is gone."""
+    lead_runs: tuple[str, ...] = ()
+    """Names or ids of the runs to take over; empty: all of them."""
     submitters: tuple[str, ...] = ()
     """Hotkeys (ss58) that may submit runs; the validator's own always may."""
     set_weights: bool = True
@@ -34,5 +38,7 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 < self.port <= 65535:
             raise ConfigError(f"--axon.port = {self.port} is not allowed", hint="allowed: 1 to 65535")
+        if self.lead_runs and not self.lead_from:
+            raise ConfigError("--lead-run has no effect without --lead-from", hint="add --lead-from URL of the store")
         if not 0.0 <= self.burn_share <= 1.0:
             raise ConfigError(f"--burn_share = {self.burn_share} is not allowed", hint="allowed: 0 to 1")

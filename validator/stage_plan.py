@@ -1,4 +1,9 @@
-"""Where a model is cut and where a joiner goes: pure, exact, with reasons; no stage loses its last layer or member."""
+"""Where a model is cut, where a joiner goes and who moves: pure, exact, with reasons; no stage loses its last layer or member.
+
+A move is a removal and a joining: who moves goes where :func:`place_joiner` puts a joiner once it is away, so the rejoin
+lands where the plan wanted it. Every move raises the poorest stage and leaves its source above where that one was; so the
+sorted throughputs rise with each, whatever was estimated, and moves come to an end (``tests/test_stage_plan.py``).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,10 @@ from typing import NamedTuple
 import msgspec
 
 from subnet.errors import ConfigError
+from subnet.words import Member
+
+MAX_LOOK_AHEAD = 16
+"""Moves that are thought of at once; more are found out one look later."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -26,9 +35,19 @@ class Placement(NamedTuple):
     reason: Reason
 
 
+class Replica(NamedTuple):
+    """A live member of a stage. ``free``: it may move, as far as it is concerned."""
+
+    name: Member
+    rate: float
+    """Microbatches a second that it does at its stage."""
+    free: bool = True
+
+
 class Move(NamedTuple):
     """A member is better used at another stage."""
 
+    member: Member
     source: int
     target: int
     reason: Reason
@@ -84,36 +103,94 @@ def plan_cuts(unit_costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
     return best[num_layers][2]
 
 
-def throughputs(stage_cost: Sequence[float], stage_speeds: Sequence[Sequence[float]]) -> list[float]:
-    """Microbatches a second of each stage: the sum of its members' speeds over the cost of one microbatch."""
-    if len(stage_cost) != len(stage_speeds):
-        raise ValueError(f"{len(stage_cost)} costs for {len(stage_speeds)} stages")
-    return [
-        sum(speeds) / cost if cost > 0 else (float("inf") if speeds else 0.0)
-        for cost, speeds in zip(stage_cost, stage_speeds, strict=True)
-    ]
+def throughputs(stages: Sequence[Sequence[Replica]]) -> list[float]:
+    """Microbatches a second of each stage."""
+    return [sum(replica.rate for replica in replicas) for replicas in stages]
 
 
-def place_joiner(stage_cost: Sequence[float], stage_speeds: Sequence[Sequence[float]]) -> Placement:
+def place_joiner(stages: Sequence[Sequence[Replica]]) -> Placement:
     """The stage that a new member helps most: one that nobody serves, else the one that limits throughput.
 
-    ``stage_cost[s]`` is the cost of a microbatch, ``stage_speeds[s]`` the relative speeds of the live members at s
-    (1.0 where nothing is measured). Ties go to the lowest stage.
+    Ties go to the lowest stage.
     """
-    rates = throughputs(stage_cost, stage_speeds)
-    stage = min(range(len(rates)), key=lambda s: (bool(stage_speeds[s]), rates[s], s))
-    if not stage_speeds[stage]:
-        return Placement(stage, Reason("stage_empty", {"empty_stages": sum(not speeds for speeds in stage_speeds)}))
-    numbers = {"replicas": len(stage_speeds[stage]), "microbatches_per_s": rates[stage]}
+    rates = throughputs(stages)
+    empty = sum(not replicas for replicas in stages)
+    stage = _poorest([len(replicas) for replicas in stages], rates)
+    if empty:
+        return Placement(stage, Reason("stage_empty", {"empty_stages": empty}))
+    numbers = {"replicas": len(stages[stage]), "microbatches_per_s": rates[stage]}
     return Placement(stage, Reason("limits_throughput", numbers))
 
 
-def move_for_empty(stage_cost: Sequence[float], stage_speeds: Sequence[Sequence[float]]) -> Move | None:
-    """From where a member would best go to an empty stage, or None; a stage's last member never moves."""
-    empty = [stage for stage, speeds in enumerate(stage_speeds) if not speeds]
-    rich = [stage for stage, speeds in enumerate(stage_speeds) if len(speeds) > 1]
-    if not empty or not rich:
+def _poorest(counts: Sequence[int], rates: Sequence[float]) -> int:
+    return min(range(len(rates)), key=lambda s: (counts[s] > 0, rates[s], s))
+
+
+def move_for_empty(stages: Sequence[Sequence[Replica]], stage_cost: Sequence[float]) -> Move | None:
+    """Who would best go to an empty stage, or None: a stage's last member never moves."""
+    if all(stages):
         return None
-    rates = throughputs(stage_cost, stage_speeds)
-    source = max(rich, key=lambda s: (rates[s], -s))
-    return Move(source, empty[0], Reason("stage_empty", {"replicas_at_source": len(stage_speeds[source])}))
+    found = _best_move(stages, stage_cost)
+    if found is None:
+        return None
+    reason = Reason("stage_is_empty", {"replicas_at_source": len(stages[found.source])})
+    return Move(found.member, found.source, found.target, reason)
+
+
+def move_for_balance(stages: Sequence[Sequence[Replica]], stage_cost: Sequence[float], factor: float) -> Move | None:
+    """The first of the fewest moves, one after the other, that make the pipeline ``factor`` times as fast; or None.
+
+    More than one move may be needed where several stages are equally poor.
+    """
+    before = min(throughputs(stages))
+    if before <= 0:
+        return None
+    now = [list(replicas) for replicas in stages]
+    first: Move | None = None
+    for number in range(1, MAX_LOOK_AHEAD + 1):
+        move = _best_move(now, stage_cost)
+        if move is None:
+            return None
+        first = first or move
+        _carry_out(now, move, stage_cost)
+        gain = min(throughputs(now)) / before
+        if gain >= factor:
+            reason = Reason("stage_starves", {"microbatches_per_s": before, "gain": gain, "moves": number})
+            return Move(first.member, first.source, first.target, reason)
+    return None
+
+
+def _best_move(stages: Sequence[Sequence[Replica]], stage_cost: Sequence[float]) -> Move | None:
+    """The move that leaves the slower of its two stages fastest; of equally good ones that of the newest member.
+
+    Its source stays faster than its target was: what is made poorer is never as poor as what was helped.
+    """
+    counts, rates = [len(replicas) for replicas in stages], throughputs(stages)
+    best: tuple[tuple[float, float, int, int], Move] | None = None
+    for source, replicas in enumerate(stages):
+        if len(replicas) < 2:
+            continue
+        for replica in replicas:
+            left = sum(other.rate for other in replicas if other is not replica)
+            if not replica.free:
+                continue
+            target = _poorest(counts, [*rates[:source], left, *rates[source + 1 :]])
+            if target == source or left <= rates[target]:
+                continue
+            gained = rates[target] + _rate_at(replica, stage_cost, source, target)
+            rank = (min(left, gained), left, replica.name.term, replica.name.number)
+            if best is None or rank > best[0]:
+                best = rank, Move(replica.name, source, target, Reason("better_there"))
+    return best[1] if best else None
+
+
+def _rate_at(replica: Replica, stage_cost: Sequence[float], source: int, target: int) -> float:
+    """Its rate at another stage: as many times lower as a microbatch costs more there."""
+    return replica.rate * stage_cost[source] / stage_cost[target]
+
+
+def _carry_out(stages: list[list[Replica]], move: Move, stage_cost: Sequence[float]) -> None:
+    mover = next(replica for replica in stages[move.source] if replica.name == move.member)
+    stages[move.source].remove(mover)
+    rate = _rate_at(mover, stage_cost, move.source, move.target)
+    stages[move.target].append(Replica(mover.name, rate, free=False))

@@ -5,6 +5,7 @@ Each task ends with a :class:`Completion`: the main task journals its events aga
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,14 +25,21 @@ from subnet.words import BlobHash
 from validator.decide import Action, FinishRun, ProbeSlices, TraceVerdict
 from validator.trace_io import TraceReader
 
+AGAIN_S = 1.0
+"""Pause before a failed action may be tried again."""
+
 
 @dataclass(frozen=True)
 class Completion:
-    """``events`` is asked with the current state; ``confirmed`` are blobs seen in the store."""
+    """``events`` is asked with the current state; ``confirmed`` are blobs seen in the store.
+
+    ``failed``: the store couldn't be asked, so that nothing was found out about anybody.
+    """
 
     action: Action
     events: Callable[[RunState], Iterable[AnyEvent]] = lambda _: ()
     confirmed: Sequence[str] = field(default=())
+    failed: bool = False
 
 
 class RunTasks:
@@ -71,9 +79,23 @@ class RunTasks:
         usage = await self._store.usage(deadline=Deadline.after(TIMEOUTS.store_request_s))
         self.store_bytes = usage.used_bytes
 
+    async def probe_store(self) -> str:
+        """What is wrong with the store, in words; empty when it answers and has room for what was asked of it."""
+        try:
+            usage = await self._store.usage(deadline=Deadline.after(TIMEOUTS.store_probe_s))
+        except IotaError as error:
+            return f"{error.code}: {error.reason}"
+        self.store_bytes = usage.used_bytes
+        if not usage.lacks_bytes:
+            return ""
+        return (
+            f"full: an upload of {usage.lacks_bytes} bytes was refused, "
+            f"{usage.used_bytes} of {usage.budget_bytes} bytes are used"
+        )
+
     async def perform(self, action: Action, state: RunState) -> None:
-        """Carry the action out; on failure it completes without events, and will be asked for again."""
-        completion = Completion(action)
+        """Carry the action out; after a failure, and a pause, it completes as failed and will be asked for again."""
+        completion = Completion(action, failed=True)
         try:
             match action:
                 case ProbeSlices():
@@ -86,6 +108,7 @@ class RunTasks:
                     completion = Completion(action, lambda state: () if state.finished else (finished,))
         except IotaError as error:
             logger.warning("{}: {}", type(action).__name__, error)
+            await asyncio.sleep(AGAIN_S)
         self._complete(completion)
 
     async def _run_root(self, action: FinishRun) -> str:

@@ -6,24 +6,48 @@ bounded by the members and by the open step.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from subnet.words import Member
+from validator.store_clock import StoreClock
 
 SPEED_MEMORY = 0.7
 """Weight of what is known of a member's speed against its newest report."""
 
 NEVER = -1e9
+MAX_UNCONFIRMED = 1024
+
+
+class Probe(enum.Enum):
+    """What came of a connection to a suspect member's address."""
+
+    ANSWERED = "answered"
+    """Somebody listens. No sign of life: a kernel accepts for a stopped process too."""
+    REFUSED = "refused"
+    """The machine answers, and nobody listens: the process is dead."""
+    UNANSWERED = "unanswered"
+    """No answer in time, or no way there: a dead machine, or a slow one, or our own trouble."""
 
 
 @dataclass
 class Link:
-    """A member's connection: when it was last heard, and whether it is suspect."""
+    """A member's connection: when it was last heard, when its main process last moved, what a probe said since."""
 
     heard_s: float
-    reset: bool = False
-    probe_failed: bool = False
+    ticked_s: float
+    ticks: int | None = None
+    probe: Probe | None = None
+
+
+@dataclass(frozen=True)
+class Imbalance:
+    """A stage that a move would help, and since when that has been so without a break."""
+
+    target: int
+    since_step: int
+    since_s: float
 
 
 @dataclass
@@ -44,41 +68,68 @@ class Watch:
         self._progress_s: dict[Member, float] = {}
         self._absent_since: dict[str, tuple[int, float]] = {}
         self._step: int | None = None
+        self.store = StoreClock()
+        """Ages stand still while the store is away."""
         self.blobs: set[str] = set()
         """Addresses that the store was seen to have."""
         self.started: set[Hashable] = set()
         """Actions that the shell is at."""
         self.probed: set[Hashable] = set()
         """Probes that have been answered."""
+        self.unconfirmed: dict[str, tuple[Member, float]] = {}
+        """Addresses that the store was asked for in vain at this step: who put them there, and since when."""
+        self.imbalance: Imbalance | None = None
+        self.balanced_step: int | None = None
+        """The step before which the balance of the stages was last looked at."""
+        self.moved_s = NEVER
+        """When a member was last moved."""
         self.missing: dict[tuple[int, int, int, bool], None] = {}
         """Reported missing boundaries: (step, microbatch, producing stage, backward), in order of report."""
+        self.lost_with: dict[tuple[int, int], dict[Member, float]] = {}
+        """By (microbatch, stage) of this step: who was lost while it had the item's lease, and when."""
         self.class_votes: dict[tuple[str, ...], set[str]] = {}
         """Hardware classes of would-be members, with the coldkeys that have them, while the run has none."""
 
     # --- members ---------------------------------------------------------------------------------------------------
 
     def heard(self, member: Member, now_s: float) -> None:
-        """Any signed message of a member counts."""
-        self._links[member] = Link(now_s)
+        """Any signed message of its main process counts."""
+        self._links[member] = Link(now_s, now_s, self._link(member, now_s).ticks)
+
+    def beat(self, member: Member, ticks: int, now_s: float) -> None:
+        """Its heartbeat process speaks; the main process lives only while its tick counter moves."""
+        link = self._link(member, now_s)
+        link.heard_s, link.probe = now_s, None
+        if ticks != link.ticks:
+            link.ticks, link.ticked_s = ticks, now_s
 
     def reset(self, member: Member, now_s: float) -> None:
         """Its connection was reset: the shell should probe it."""
-        self._links.setdefault(member, Link(now_s)).reset = True
+        self._link(member, now_s).probe = None
 
-    def probe_answered(self, member: Member, ok: bool, now_s: float) -> None:
-        if ok:
-            self.heard(member, now_s)
-        else:
-            self._links.setdefault(member, Link(now_s)).probe_failed = True
+    def probe_answered(self, member: Member, probe: Probe, now_s: float) -> None:
+        self._link(member, now_s).probe = probe
 
     def silent_for(self, member: Member, now_s: float) -> float:
         """Seconds since it was heard; a member never heard by this process counts from now on."""
-        return now_s - self._links.setdefault(member, Link(now_s)).heard_s
+        return now_s - self._link(member, now_s).heard_s
 
-    def is_lost(self, member: Member) -> bool:
-        """Its connection was reset and a probe of it failed since it was last heard."""
+    def hung_for(self, member: Member, now_s: float) -> float:
+        """Seconds since its main process was seen to move."""
+        return now_s - self._link(member, now_s).ticked_s
+
+    def is_lost(self, member: Member, now_s: float, quiet_s: float) -> bool:
+        """Its connection was reset and a probe failed since it was last heard.
+
+        A refused probe is proof; one without an answer needs so much silence too, or load would look like death.
+        """
         link = self._links.get(member)
-        return link is not None and link.reset and link.probe_failed
+        if link is None:
+            return False
+        return link.probe is Probe.REFUSED or (link.probe is Probe.UNANSWERED and now_s - link.heard_s >= quiet_s)
+
+    def _link(self, member: Member, now_s: float) -> Link:
+        return self._links.setdefault(member, Link(now_s, now_s))
 
     def absent_for(self, hotkey: str, absences: int, now_s: float) -> float:
         """Seconds since this hotkey's last absence was first seen; the first question starts the clock."""
@@ -87,6 +138,10 @@ class Watch:
             since = now_s
             self._absent_since[hotkey] = (absences, now_s)
         return now_s - since
+
+    def excuse(self, hotkey: str, absences: int) -> None:
+        """It comes back because it was asked to: no wait for absences of long ago."""
+        self._absent_since[hotkey] = (absences, NEVER)
 
     def keep_members(self, members: set[Member]) -> None:
         """Forgets whoever isn't there any more."""
@@ -97,14 +152,19 @@ class Watch:
     # --- ages ------------------------------------------------------------------------------------------------------
 
     def age(self, key: Hashable, now_s: float) -> float:
-        """Seconds since this process first asked about the key at this step."""
-        return now_s - self._since.setdefault(key, now_s)
+        """Seconds since this process first asked about the key at this step, less those that the store was away."""
+        work_s = self.store.work_s(now_s)
+        return max(0.0, work_s - self._since.setdefault(key, work_s))
 
     def is_timed(self, key: Hashable) -> bool:
         return key in self._since
 
+    def waited_s(self, key: Hashable, now_s: float) -> float | None:
+        """The age of a key that is timed; asking starts no clock."""
+        return max(0.0, self.store.work_s(now_s) - self._since[key]) if key in self._since else None
+
     def restart_clock(self, key: Hashable, now_s: float) -> None:
-        self._since[key] = now_s
+        self._since[key] = self.store.work_s(now_s)
 
     def clocks(self) -> list[tuple[Hashable, float]]:
         """Keys that are awaited, with when they were first asked for; oldest first."""
@@ -116,8 +176,10 @@ class Watch:
             self._step = step
             self._since.clear()
             self.missing.clear()
+            self.lost_with.clear()
             self.blobs.clear()
             self.probed.clear()
+            self.unconfirmed.clear()
 
     # --- speeds ----------------------------------------------------------------------------------------------------
 
@@ -133,24 +195,43 @@ class Watch:
 
     def progressed(self, member: Member, now_s: float) -> None:
         """It finished an item: what waits in its queue behind that one isn't late yet."""
-        self._progress_s[member] = now_s
+        self._progress_s[member] = self.store.work_s(now_s)
 
     def since_progress_s(self, member: Member, now_s: float) -> float:
         """Seconds since it last finished an item; infinite if it hasn't yet."""
-        return now_s - self._progress_s[member] if member in self._progress_s else float("inf")
+        if member not in self._progress_s:
+            return float("inf")
+        return max(0.0, self.store.work_s(now_s) - self._progress_s[member])
 
     def speed(self, member: Member) -> Speed:
         return self._speeds.get(member, Speed())
+
+    def item_s(self, member: Member) -> float | None:
+        """Seconds of one item, forward and backward, as far as they are known; None if neither is."""
+        speed = self.speed(member)
+        if speed.forward_s is None and speed.backward_s is None:
+            return None
+        return (speed.forward_s or 0.0) + (speed.backward_s or 0.0)
 
     # --- store and actions -----------------------------------------------------------------------------------------
 
     def blob_confirmed(self, address: str) -> None:
         self.blobs.add(address)
+        self.unconfirmed.pop(address, None)
+
+    def not_confirmed(self, address: str, member: Member, now_s: float) -> None:
+        """The store doesn't have what a member says it put there, or can't be asked."""
+        if len(self.unconfirmed) < MAX_UNCONFIRMED:
+            self.unconfirmed.setdefault(address, (member, now_s))
 
     def done(self, action: Hashable) -> None:
         """The shell has completed the action, or has given it up: it may be asked for again."""
         self.started.discard(action)
         self.probed.add(action)
+
+    def failed(self, action: Hashable) -> None:
+        """It couldn't be carried out, and says nothing of anybody: it may be asked for again."""
+        self.started.discard(action)
 
 
 def _mixed(old: float | None, new: float) -> float:

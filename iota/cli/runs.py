@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from iota.cli.options import (
     WalletName,
     WalletPath,
 )
+
+if TYPE_CHECKING:
+    from subnet.protocol.api import RunSummary
 
 CALL_S = 15.0
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")]
@@ -119,12 +122,21 @@ def run_list(url: ValidatorUrl = DEFAULT_VALIDATOR) -> None:
         state = f"{summary.state} ({summary.place} before it)" if summary.place else summary.state
         table.add_row(
             summary.name,
-            state + (f", waits for {summary.waiting_for}" if summary.waiting_for else ""),
+            f"{state}, {_waits(summary)}" if _waits(summary) else state,
             f"{max(0, summary.step)}/{summary.steps}",
             "" if summary.loss is None else f"{summary.loss:.4f}",
             (summary.root or "")[:16],
         )
     Console().print(table)
+
+
+def _waits(summary: RunSummary) -> str:
+    """What a run stands still for, or waits for at the moment."""
+    from iota.live import stalled
+
+    if summary.stall is not None:
+        return stalled(summary.stall).removeprefix("stalled, ")
+    return f"waits for {summary.waiting_for}" if summary.waiting_for else ""
 
 
 def run_status(

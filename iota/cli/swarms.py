@@ -48,6 +48,10 @@ def up(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     stay: Annotated[bool, typer.Option("--stay", help="Stay up after the run has finished.")] = False,
     export: Annotated[Path | None, typer.Option(help="Export the finished run to this new directory.")] = None,
+    restart: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Start miners and the validator again so long after they died."),
+    ] = None,
     plain: Annotated[bool | None, typer.Option("--plain/--live", help="Lines instead of the live view.")] = None,
 ) -> int:
     """A local swarm: chain, store, validator and miners, each a process of its own, until the run ends or Ctrl-C."""
@@ -55,7 +59,7 @@ def up(
     from iota.upcommand import run_up
 
     options = SwarmOptions(ports=SwarmPorts(chain_port, store_port, validator_port), device=device)
-    return run_up(directory, run_file, miners, options, stay=stay, export=export, plain=plain)
+    return run_up(directory, run_file, miners, options, stay=stay, export=export, plain=plain, restart_s=restart)
 
 
 def miner() -> None:

@@ -8,6 +8,7 @@ what aiohttp raises, :func:`refusal_error` what a server answered, :func:`retryi
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Generator
@@ -18,6 +19,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from loguru import logger
 
 from subnet.errors import (
@@ -135,7 +137,9 @@ class Listener:
 
 async def listen(app: web.Application, host: str, port: int, *, shutdown_s: float = 1.0) -> Listener:
     """Serve ``app`` (port 0: any free one); a port in use is a :class:`ConfigError`."""
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=shutdown_s)
+    runner = web.AppRunner(
+        app, access_log=None, handle_signals=False, shutdown_timeout=shutdown_s, logger=_server_log()
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port, backlog=512).start()
@@ -144,6 +148,25 @@ async def listen(app: web.Application, host: str, port: int, *, shutdown_s: floa
         raise port_error(host, port, error) from error
     addresses: list[tuple[str, int]] = runner.addresses
     return Listener(host=host, port=addresses[0][1], runner=runner)
+
+
+class _ToOurLog(logging.Handler):
+    """What aiohttp says of requests that reach no handler: one line each; bytes that are no HTTP aren't our failure."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            logger.info("{}: {}", record.getMessage(), " ".join(str(error).split()))
+        else:
+            logger.opt(exception=error).log("ERROR" if record.levelno >= logging.ERROR else "INFO", record.getMessage())
+
+
+def _server_log() -> logging.Logger:
+    log = logging.getLogger("iota.http")
+    log.propagate = False
+    if not log.handlers:
+        log.addHandler(_ToOurLog())
+    return log
 
 
 def os_reason(error: OSError) -> str:

@@ -20,6 +20,8 @@ __all__ = ["Call", "FrameWriter", "Route", "answer", "create_app", "listen"]
 
 T = TypeVar("T")
 DEFAULT_BODY_LIMIT_BYTES = 1 << 20
+READER_LOOK_S = 0.1
+"""How often a stream with nothing to say looks whether its reader is still connected."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,21 @@ class FrameWriter:
             gone.cancel()
             await asyncio.wait([task, gone])
 
+    def _is_connected(self) -> bool:
+        transport = self._call.request.transport
+        return transport is not None and not transport.is_closing()
+
     async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._keepalive_s
         while True:
-            await asyncio.sleep(self._keepalive_s)
+            await asyncio.sleep(min(READER_LOOK_S, self._keepalive_s))
+            if not self._is_connected():
+                self._gone.set()
+                return
+            if loop.time() < due_s:
+                continue
+            due_s = loop.time() + self._keepalive_s
             try:
                 await self.send(b"")
             except Unreachable:

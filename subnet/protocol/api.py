@@ -34,8 +34,28 @@ class RunSubmission(msgspec.Struct, frozen=True):
     """First layer of each stage; None: the validator plans them from the costs."""
 
 
+class WaitView(msgspec.Struct, frozen=True):
+    """Who is waited for, for what, for how long."""
+
+    who: str
+    what: str
+    waited_s: float
+
+
+class StallView(msgspec.Struct, frozen=True):
+    """A run that hasn't sealed anything for longer than ``limit_s``; it ends with the next seal."""
+
+    since_ns: int
+    """Wall time of the last seal (or of the validator's start)."""
+    no_seal_s: float
+    limit_s: float
+    waits: tuple[WaitView, ...]
+    dump: str = ""
+    """The validator's file with the stacks of its threads and tasks, if one was written."""
+
+
 class RunSummary(msgspec.Struct, frozen=True):
-    """One line of ``GET /v1/runs``. ``state``: queued, waiting, running, finished."""
+    """One line of ``GET /v1/runs``. ``state``: queued, waiting (no members), running, stalled, finished."""
 
     name: str
     run_id: str
@@ -46,6 +66,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     loss: float | None
     root: str | None
     waiting_for: str = ""
+    stall: StallView | None = None
+    """What it is stalled by, while ``state`` is stalled."""
 
 
 class MemberView(msgspec.Struct, frozen=True):

@@ -261,7 +261,41 @@ class NeedSliceFrame(PeerFrame, tag="q", frozen=True):
     sender: Member
 
 
-AnyPeerFrame = BoundaryFrame | NeedFrame | SliceFrame | NeedSliceFrame
+class WantBlobFrame(PeerFrame, tag="w", frozen=True):
+    """Please send ``num_bytes`` of a blob of the run's snapshots or log, from ``offset`` on (fewer where it ends)."""
+
+    run: str
+    request: int
+    hash: str
+    offset: int
+    num_bytes: int
+    sender: Member
+
+
+class BlobPieceFrame(PeerFrame, tag="p", frozen=True):
+    """Bytes of a blob from ``offset`` on, in answer to ``request``; ``size_bytes`` is that of the whole blob."""
+
+    run: str
+    request: int
+    hash: str
+    offset: int
+    size_bytes: int
+    sender: Member
+
+
+class NoBlobFrame(PeerFrame, tag="x", frozen=True):
+    """The answer to ``request`` without bytes. ``code``: ``not_held``, ``busy`` or ``not_served``."""
+
+    run: str
+    request: int
+    hash: str
+    code: str
+    sender: Member
+
+
+LIMIT_PIECE_BYTES = 4 << 20
+
+AnyPeerFrame = BoundaryFrame | NeedFrame | SliceFrame | NeedSliceFrame | WantBlobFrame | BlobPieceFrame | NoBlobFrame
 
 
 class UnitReport(msgspec.Struct, frozen=True):
@@ -269,3 +303,36 @@ class UnitReport(msgspec.Struct, frozen=True):
 
     costs: tuple[float, ...]
     measured: bool
+
+
+LIMIT_COPY_BYTES = 256 << 20
+PURPOSE_COPY = "state-copy/1"
+_COPY_TAG = b"\xa4copy"
+
+
+class CopyPart(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag="copy"):
+    """A frame of ``GET /v1/directives``: a piece of the fold of records ``0 .. cursor.number - 1``, instead of those records.
+
+    All parts of a copy are alike but for ``offset`` and ``data``; they come in order, one behind the other.
+    """
+
+    cursor: Cursor
+    """The term under which it is sent, and the number of the record after it."""
+    head: str
+    """Chain value after those records."""
+    hash: str
+    """BLAKE3 of the whole, which has ``size_bytes``."""
+    size_bytes: int
+    offset: int
+    data: bytes
+    signature: bytes
+    """The leader's over :func:`copy_statement`."""
+
+
+def copy_statement(part: CopyPart) -> bytes:
+    return f"{part.cursor.term}.{part.cursor.number}.{part.head}.{part.hash}.{part.size_bytes}".encode()
+
+
+def is_copy_part(frame: bytes) -> bool:
+    """Whether a frame of the directive stream is a :class:`CopyPart`; else it is a batch of records."""
+    return frame[1 : 1 + len(_COPY_TAG)] == _COPY_TAG

@@ -2,7 +2,8 @@
 
 A leader only sends what no later term can take back, except the stretch behind the last acknowledged quorum event. A
 new term rewinds to the end of what the log store had; so a follower keeps a copy of its fold at a quorum event, which
-was acknowledged before it was sent, and the records since.
+was acknowledged before it was sent, and the records since. Where it can't follow (it is new, or too far behind, or a term
+takes back what was final) it goes on from a leader's copy.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Follower:
             return Took.NOTHING
         new_term = term > self.term
         if new_term:
-            self.term = term
             self._rewind(first_number)
+            self.term = term
         before = self.number
         for record in records[self.number - first_number :]:
             apply_record(self.state, record)
@@ -70,12 +71,24 @@ class Follower:
             return Took.NEW_TERM
         return Took.RECORDS if self.number > before else Took.NOTHING
 
-    def start_from(self, term: int, data: bytes) -> None:
-        """Starts from a leader's copy of the state at a quorum event instead of from the first record."""
-        state = load_state(data)
-        require(self.number == 0, "a fold that has begun can't start from a copy")
-        self.state, self.term = state, term
+    def start_from(self, term: int, data: bytes, loaded: RunState | None = None) -> Took:
+        """Goes on from the copy of the state at a quorum event that a leader of ``term`` sent.
+
+        In the same term a copy that is behind what is folded is old; a new term's replaces the fold whatever it held.
+        ``loaded``: the state in ``data``, where the caller has loaded it already and gives it away.
+        """
+        state = loaded if loaded is not None else load_state(data)
+        if term < self.term or (term == self.term and state.number < self.number):
+            return Took.NOTHING
+        new_term, self.term = term > self.term, term
+        self.state = state
         self._copy, self._copy_number, self._since_copy = data, state.number, []
+        return Took.NEW_TERM if new_term else Took.RECORDS
+
+    def forget(self) -> None:
+        """Back to no record at all, so that the next stretch or copy begins anew. Older terms stay refused."""
+        self.state = new_state()
+        self._copy, self._copy_number, self._since_copy = None, 0, []
 
     def _rewind(self, number: int) -> None:
         if number >= self.number:

@@ -83,6 +83,8 @@ class Usage(msgspec.Struct, frozen=True):
     budget_bytes: int
     num_blobs: int
     num_named: int
+    lacks_bytes: int = 0
+    """Size of an upload that was refused lately for lack of space, and still would be; 0 where there is none."""
 
 
 class Expiry(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mkstemp
@@ -20,7 +20,7 @@ from subnet.errors import OutOfSpace
 from subnet.protocol.wire import Buffer, blob_hash, byte_views, is_blob_hash
 from subnet.words import BlobHash
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TEMP_PREFIX = ".tmp-"
 
 
@@ -33,6 +33,12 @@ def full_disk_is_ours(what: str) -> Generator[None]:
         if error.errno in _FULL:
             raise OutOfSpace(f"{what}: the disk is full", hint="free some space, or raise the budget") from error
         raise
+
+
+def free_bytes(directory: Path) -> int:
+    """Bytes that an ordinary user may still write to the directory's file system."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
 
 
 def write_all(descriptor: int, data: Buffer | Sequence[Buffer]) -> None:
@@ -131,14 +137,24 @@ class GroupSync:
 class BlobCache:
     """Local blobs within a byte budget: least recently used go first, pinned ones never.
 
+    ``reserve_bytes`` stay free on the disk: with less than that left, nothing new is kept.
+
     ``pin(blob, horizon)`` keeps a blob until ``release(below)`` passes its horizon. Pins aren't remembered over a
     restart: whoever needs a blob pins it again. Bytes are checked when they are read; a damaged file is dropped,
     logged, and absent. Thread-safe.
     """
 
-    def __init__(self, directory: Path, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        budget_bytes: int,
+        *,
+        reserve_bytes: int = 0,
+        free: Callable[[Path], int] = free_bytes,
+    ) -> None:
         self._directory = directory
         self._budget_bytes = budget_bytes
+        self._reserve_bytes, self._free = reserve_bytes, free
         self._lock = threading.Lock()
         self._sizes: OrderedDict[BlobHash, int] = OrderedDict()
         self._pins: dict[BlobHash, int] = {}
@@ -171,6 +187,7 @@ class BlobCache:
                 return
             try:
                 self._make_room(size_bytes, f"blob {blob[:10]}")
+                self._check_reserve(size_bytes)
                 atomic_write(self._directory / blob, data, durable=False)
             except BaseException:
                 self._pins.pop(blob, None)
@@ -191,13 +208,31 @@ class BlobCache:
                     filled = 0
                     while filled < size_bytes and (count := file.readinto(memoryview(data)[filled:])):
                         filled += count
-            except FileNotFoundError:
+            except OSError as error:
+                logger.warning("cached blob {} can't be read: {}", blob, error)
                 filled = -1
             if filled == size_bytes and blob_hash(data) == blob:
                 return data
             logger.warning("cached blob {} is damaged and dropped", blob)
             self._drop(blob)
             return None
+
+    def get_range(self, blob: BlobHash, start: int, num_bytes: int) -> bytes | None:
+        """Bytes of a blob as they lie there, *unchecked* (whoever has all of them checks); None if they can't be had."""
+        with self._lock:
+            if blob not in self._sizes:
+                return None
+            self._sizes.move_to_end(blob)
+        try:
+            with (self._directory / blob).open("rb", buffering=0) as file:
+                data = os.pread(file.fileno(), num_bytes, start)
+        except OSError as error:
+            logger.warning("cached blob {} can't be read: {}", blob, error)
+            return None
+        return data if len(data) == num_bytes else None
+
+    def size_of(self, blob: BlobHash) -> int | None:
+        return self._sizes.get(blob)
 
     def pin(self, blob: BlobHash, horizon: int) -> bool:
         """Whether the blob is here (and now pinned)."""
@@ -216,6 +251,14 @@ class BlobCache:
         with self._lock:
             if blob in self._sizes:
                 self._drop(blob)
+
+    def _check_reserve(self, size_bytes: int) -> None:
+        left_bytes = self._free(self._directory) - size_bytes
+        if left_bytes < self._reserve_bytes:
+            raise OutOfSpace(
+                f"the cache would leave {left_bytes} bytes free on its disk, not {self._reserve_bytes}",
+                hint="free some space, or lower the reserve",
+            )
 
     def _make_room(self, size_bytes: int, what: str) -> None:
         excess_bytes = self._used_bytes + size_bytes - self._budget_bytes

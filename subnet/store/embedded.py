@@ -58,19 +58,30 @@ class EmbeddedStore:
 
     async def put_blob(self, data: Buffer, hold: Hold, *, deadline: Deadline) -> BlobHash:
         """Store bytes of the owner itself; returns their address."""
-        blob = blob_hash(data)
-        grant = self.presign_put(blob, memoryview(data).nbytes, hold)
-        await self.blobs.put(grant, data, deadline=deadline)
+        blob, size_bytes = blob_hash(data), memoryview(data).nbytes
+
+        async def renew(limit: Deadline) -> Grant:
+            return self.presign_put(blob, size_bytes, hold)
+
+        await self.blobs.put(self.presign_put(blob, size_bytes, hold), data, deadline=deadline, renew=renew)
         return blob
 
     async def get_blob(self, blob: BlobHash, size_bytes: int, *, deadline: Deadline) -> bytearray:
-        return await self.blobs.get(self.presign_get(blob, size_bytes), deadline=deadline)
+        async def renew(limit: Deadline) -> Grant:
+            return self.presign_get(blob, size_bytes)
+
+        return await self.blobs.get(self.presign_get(blob, size_bytes), deadline=deadline, renew=renew)
 
     async def put_named(self, name: str, data: Buffer, *, deadline: Deadline) -> None:
         """Write once. A write whose answer was lost is recognised by its bytes, so a retry is no ``Exists``."""
-        grant = self.presign_put_named(name, blob_hash(data), memoryview(data).nbytes)
+        content, size_bytes = blob_hash(data), memoryview(data).nbytes
+
+        async def renew(limit: Deadline) -> Grant:
+            return self.presign_put_named(name, content, size_bytes)
+
+        grant = self.presign_put_named(name, content, size_bytes)
         try:
-            await self.blobs.put(grant, data, deadline=deadline)
+            await self.blobs.put(grant, data, deadline=deadline, renew=renew)
         except Exists:
             try:
                 there = await self.get_named(name, deadline=deadline)
@@ -115,5 +126,7 @@ class EmbeddedStore:
     async def _call(
         self, method: str, path: str, params: dict[str, str | int], kind: Any, deadline: Deadline, body: bytes = b""
     ) -> Any:
-        url, _ = self._signer.mint(method, path, params, ttl_s=TIMEOUTS.url_ttl_s)
-        return await self.blobs.call(method, url, kind, deadline=deadline, body=body)
+        def fresh() -> str:
+            return self._signer.mint(method, path, params, ttl_s=TIMEOUTS.url_ttl_s)[0]
+
+        return await self.blobs.call(method, fresh, kind, deadline=deadline, body=body)

@@ -25,8 +25,13 @@ from blake3 import blake3
 from subnet.errors import ConfigError, Exists, HashMismatch, InputError, NotFound, OutOfSpace, TooLarge
 from subnet.protocol.wire import Buffer, is_blob_hash
 from subnet.store.base import LIST_PAGE, Expiry, Hold, NamedKey, NamedPage, Usage, check_name
-from subnet.store.disk import GroupSync, full_disk_is_ours, write_all
+from subnet.store.disk import GroupSync, free_bytes, full_disk_is_ours, write_all
+from subnet.timing import SYSTEM_CLOCK
 from subnet.words import BlobHash
+
+REFUSED_FOR_S = 30.0
+"""How long a refusal for lack of space is remembered; whoever still wants to upload has tried again by then."""
+MARGIN_BYTES = 1 << 20
 
 
 class Upload:
@@ -83,6 +88,8 @@ class FolderStore:
         self._used_bytes = 0
         self._reserved_bytes = 0
         self._num_blobs = 0
+        self._refused = (0, 0.0)
+        """Size of the last upload that was refused for lack of space, and when."""
         try:
             with full_disk_is_ours(str(directory)):
                 for path in (self.temp_dir, self._blobs, self._holds, self._named):
@@ -188,7 +195,22 @@ class FolderStore:
 
     def usage(self) -> Usage:
         with self._lock:
-            return Usage(self._used_bytes, self._budget_bytes, self._num_blobs, len(self._names))
+            return Usage(
+                self._used_bytes, self._budget_bytes, self._num_blobs, len(self._names), lacks_bytes=self._lacks_bytes()
+            )
+
+    def note_refused(self, size_bytes: int) -> None:
+        """An upload of so many bytes found no room; :meth:`usage` says so until there is."""
+        with self._lock:
+            self._refused = (size_bytes, SYSTEM_CLOCK.now_s())
+
+    def _lacks_bytes(self) -> int:
+        """What was refused lately and still would be: an uploader that gave up says nothing for ever."""
+        size_bytes, at_s = self._refused
+        if not size_bytes or SYSTEM_CLOCK.now_s() - at_s > REFUSED_FOR_S:
+            return 0
+        over_budget = self._used_bytes + self._reserved_bytes + size_bytes > self._budget_bytes
+        return size_bytes if over_budget or free_bytes(self.temp_dir) < size_bytes + MARGIN_BYTES else 0
 
     # --- letting go
 

@@ -16,13 +16,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from aiohttp import web
 from loguru import logger
 
-from subnet.errors import DeadlinePassed, InputError, IotaError, TooLarge
+from subnet.errors import DeadlinePassed, InputError, IotaError, OutOfSpace, TooLarge
 from subnet.net.border import Listener, answer, listen, read_body, refusing
 from subnet.protocol import wire
 from subnet.protocol.wire import Buffer
@@ -78,25 +79,36 @@ class StoreServer:
         blob = check_blob(request.match_info["hash"])
         hold = Hold(params["retention"], params["label"], int(params["horizon"]))
         size_bytes = _announced_size(request, int(params["size"]))
-        upload = self._store.begin(size_bytes, blob)
-        try:
-            await self._receive(request, upload)
-            created = await asyncio.to_thread(self._store.commit_blob, upload, hold)
-        finally:
-            upload.abort()
+        with self._noting_refusals(size_bytes):
+            upload = self._store.begin(size_bytes, blob)
+            try:
+                await self._receive(request, upload)
+                created = await asyncio.to_thread(self._store.commit_blob, upload, hold)
+            finally:
+                upload.abort()
         return web.Response(status=201 if created else 200)
 
     async def _put_named(self, request: web.Request, params: dict[str, str]) -> web.StreamResponse:
         size_bytes = _announced_size(request, int(params["size"]))
         if size_bytes > MAX_NAMED_BYTES:
             raise TooLarge(f"a named key of {size_bytes} bytes, more than {MAX_NAMED_BYTES}")
-        upload = self._store.begin(size_bytes, check_blob(params["hash"]))
-        try:
-            await self._receive(request, upload)
-            await asyncio.to_thread(self._store.commit_named, upload, request.match_info["name"])
-        finally:
-            upload.abort()
+        with self._noting_refusals(size_bytes):
+            upload = self._store.begin(size_bytes, check_blob(params["hash"]))
+            try:
+                await self._receive(request, upload)
+                await asyncio.to_thread(self._store.commit_named, upload, request.match_info["name"])
+            finally:
+                upload.abort()
         return web.Response(status=201)
+
+    @contextmanager
+    def _noting_refusals(self, size_bytes: int) -> Generator[None]:
+        """The owner learns from the usage that there is no room, whatever the uploader says to it."""
+        try:
+            yield
+        except OutOfSpace:
+            self._store.note_refused(size_bytes)
+            raise
 
     async def _receive(self, request: web.Request, upload: Upload) -> None:
         """Hash and write while the bytes arrive; a sender that goes silent is let go."""
