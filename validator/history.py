@@ -160,6 +160,8 @@ def describe(record: Record) -> str:
             return (
                 f"step {event.step} group {event.group}: manifest version {event.version}" if event.version > 1 else ""
             )
+        case StepSealed() if event.step >= 0 and bits_fp64(event.norm_bits) == 0.0:
+            return f"step {event.step}: the gradient's norm is 0, nothing is learnt"
         case StoreRouted():
             return f"step {event.step} group {event.group}: an owner is late, slices go through the store"
         case OwnerFailed():
