@@ -23,7 +23,8 @@ def test_a_run_keeps_its_place_over_restarts_and_moves_up_only(tmp_path):
     again = RunRegistry(tmp_path)
     assert places(again) == places(registry)
     active = again.active()
-    assert active is not None and active.name == "zeta"
+    assert active is not None
+    assert active.name == "zeta"
     again.finish(active)
     later = RunRegistry(tmp_path)
     assert {name: later.place_of(name) for name in ("alpha", "mid")} == {"alpha": 0, "mid": 1}
