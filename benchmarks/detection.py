@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -202,13 +204,13 @@ class Trial:
 
 def spread(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
-    if not ordered:
-        return {"number": 0}
+    if not ordered:  # nothing measured is no success
+        return {"number": 0, "median": math.inf, "p95": math.inf, "max": math.inf}
     p95 = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
     return {"number": len(ordered), "median": median(ordered), "p95": p95, "max": ordered[-1]}
 
 
-def measure(kinds: list[str], seed: int) -> dict[str, object]:
+def measure(kinds: list[str], seed: int) -> dict[str, Any]:
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     config = tiny_config(DIRECTORY)
     options = SwarmOptions(device="cpu", measure_costs=False, start_s=START_S)
@@ -247,10 +249,8 @@ def main(arguments: list[str]) -> int:
     if not options.quick:
         kinds = ["kill", "kill all", "stop"] * 20
     figures = measure(kinds, options.seed)
-    worst = {
-        name: figures[name]["max"] if isinstance(figures[name], dict) else figures[name]  # type: ignore[index]
-        for name in LIMITS
-    }
+    spreads = {name: float(figures[name]["max"]) for name in LIMITS if name != "false_evictions"}
+    worst = {**spreads, "false_evictions": float(figures["false_evictions"])}
     ok = all(value <= LIMITS[name] for name, value in worst.items())
     print(json.dumps({"name": "detection", "figures": {**figures, "worst": worst}, "limits": LIMITS, "ok": ok}))
     return 0 if ok else 1

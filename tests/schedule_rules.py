@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import schedule_toy as toy
@@ -180,7 +180,7 @@ COSTS: dict[str, tuple[Remove, str, str]] = {
 """By rule: how to remove it, the event there are more of then, and the profile that shows it."""
 
 
-def hunt(rule: str, profile: str, lie: str, seeds: range) -> tuple[int, str] | None:
+def hunt(rule: str, profile: str, lie: str, seeds: Iterable[int]) -> tuple[int, str] | None:
     """The first schedule that fails without the rule."""
     import pytest
     from schedule_sim import Sim

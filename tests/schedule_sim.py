@@ -123,15 +123,13 @@ class Sim(Audit):
         return f"u{self._unique}"
 
     def answers(self, node: Any) -> bool:
-        """Whether the blob store answers this node."""
+        """Whether the blob store answers this node; ``takes``: what it puts; ``commit_fails``: the coordinator's disk."""
         return self.up
 
     def takes(self, node: Any) -> bool:
-        """Whether the blob store takes what this node puts."""
         return self.up
 
     def commit_fails(self, coordinator: Coordinator) -> bool:
-        """Whether the coordinator's disk refuses the next record."""
         return False
 
     def new_coordinator(self, journal: list[ev.Record], term: int, acknowledged: int, segments: int) -> Coordinator:
@@ -188,9 +186,7 @@ class Sim(Audit):
     def lead(self) -> None:
         """Another validator leads, from what the log store has."""
         records = [record for segment in self.log.segments for record in segment]
-        ahead = (
-            any(not m.dead and m.follower.number > len(records) for m in self.miners) if self.coordinators else False
-        )
+        ahead = self.coordinators and any(not m.dead and m.follower.number > len(records) for m in self.miners)
         if ahead and not self.leads_on_acknowledged:
             return
         term = sum(isinstance(record.event, ev.TermStarted) for record in records) + 1
@@ -400,4 +396,4 @@ if __name__ == "__main__":
 
     started = time.perf_counter()
     print(*run_many(range(int(sys.argv[1]), int(sys.argv[2])), profile="".join(sys.argv[3:4])), sep="\n")
-    print(round(time.perf_counter() - started, 1), "s")
+    print(f"{time.perf_counter() - started:.1f} s")
