@@ -28,7 +28,9 @@ STAGES, MINERS = 3, 6
 FOR_S = 7.0
 """Longer than a silence that counts as gone."""
 BACK_S = 1.5
-FIRE_S, GO_ON_S = 60.0, 120.0
+START_S, FIRE_S, GO_ON_S = 240.0, 60.0, 120.0
+LONG_BACK_S = 6.0
+"""Of a whole stage: long enough to be seen in the status."""
 POLL_S = 0.01
 
 PHASES: dict[str, type[object] | tuple[type[object], ...]] = {
@@ -111,7 +113,8 @@ def disk_full(ground: OwnGround, target: str) -> Script:
 
 
 def fault_script(ground: OwnGround, cell: Cell, target: str) -> Script:
-    common = {"number": 0, "at_s": 0.0, "choice": 0.0, "for_s": FOR_S, "back_s": BACK_S, "notice_s": 1.0}
+    back_s = LONG_BACK_S if cell.role == "whole stage" else BACK_S
+    common = {"number": 0, "at_s": 0.0, "choice": 0.0, "for_s": FOR_S, "back_s": back_s, "notice_s": 1.0}
     store = target == STORE
     match cell.fault:
         case "disk full":
@@ -252,6 +255,9 @@ def run_cells(directory: Path, cells: Sequence[Cell], steps: int) -> dict[str, o
     with swarm:
         tail = JournalTail(directory / "validator" / "runs" / config.run.name / "journal.db")
         storm = Storm(swarm, tail, lambda text: print(text, file=sys.stderr, flush=True))
+        begun, _ = storm.drive([], lambda: tail.state.next_step >= 1, START_S)
+        if not begun:
+            raise RuntimeError(f"the swarm in {directory} has not begun to train")
         found = [storm.run(cell) for cell in cells]
         finished, _ = storm.drive([], lambda: tail.state.finished is not None, 600.0)
         root = tail.state.finished.root if finished and tail.state.finished is not None else ""

@@ -16,26 +16,24 @@ from types import TracebackType
 import msgspec
 
 from iota.entries import ChainSettings, StoreSettings, settings_of
-from iota.onchain import metagraph_and_weights, register
+from iota.onchain import metagraph_and_weights
 from iota.ports import HOST, SwarmPorts, answers
 from iota.processes import ForkServer, ProcessFailed, failure_of
 from iota.remote import Remote
 from iota.submit_settings import SubmitSettings
+from iota.swarm_wallets import NETUID, SwarmWallets
 from miner.settings import MinerSettings
 from subnet.chain.base import Metagraph, WeightsReceipt
-from subnet.chain.coldkeys import load_coldkey
-from subnet.chain.genesis import DEFAULT_LOCAL_GENESIS, Genesis, GenesisNeuron
+from subnet.chain.genesis import DEFAULT_LOCAL_GENESIS, Genesis
 from subnet.errors import ConfigError, NotFound, Refused, Unreachable
 from subnet.protocol.api import RunStatus, RunSummary
-from subnet.protocol.signing import Signer, create_wallet, load_wallet
+from subnet.protocol.signing import Signer
 from subnet.run.config import RunConfig
 from subnet.run.runfile import config_to_toml
 from subnet.store.signed_urls import load_or_create_secret
 from subnet.timing import Deadline
 from validator.settings import ValidatorSettings
 
-NETUID = 1
-VALIDATOR_STAKE = 10_000.0
 _POLL_S = 0.1
 _CALL_S = 10.0
 _METAGRAPH_S = 6.0
@@ -83,6 +81,7 @@ class LocalSwarm:
         """The validator's process that leads, and answers at :attr:`validator_url`."""
         self._validator_ports: dict[str, int] = {}
         self.run_name: str | None = None
+        self._keys = SwarmWallets(self.directory)
 
     # ---- life
 
@@ -104,21 +103,23 @@ class LocalSwarm:
         deadline = Deadline.after(self.options.start_s)
         self.ports = self.options.ports.taken()
         self._parent = ForkServer(self.directory / "logs")
-        self._make_wallets()
+        genesis = self._keys.genesis(self.options.genesis, self._validator_names, self._miner_names)
         secret = self.directory / "store-secret"
         load_or_create_secret(secret)
-        self._request("chain", "chain", self._chain_settings())
+        chain = ChainSettings(directory=self.directory / "chain", port=self.ports.chain, genesis=genesis)
+        self._request("chain", "chain", chain)
         store = StoreSettings(directory=self.directory / "store", port=self.ports.store, secret=secret)
         self._request("store", "store", store)
         self._wait_port("chain", self.ports.chain, deadline)
         self._wait_port("store", self.ports.store, deadline)
+        self._keys.register(self._miner_names[: self._first_miners], self.chain_url, deadline)
         self.start_validator()
-        self.parent.wait_pid("validator", deadline)  # forked before the parent is busy warming up
+        self.parent.wait_pid(self.leader, deadline)  # forked before the parent is busy warming up
         for _ in range(self._first_miners):
             self._request_miner()
         if self._run is not None:
             self.submit(self._run)
-        self._wait_port("validator", self.ports.validator, deadline)
+        self._wait_port(self.leader, self._validator_port(self.leader), deadline)
 
     def stop(self) -> None:
         """End every process; safe to call twice."""
@@ -141,7 +142,7 @@ class LocalSwarm:
             netuid=NETUID,
             chain_endpoint=self.chain_url,
             wallet_name=name,
-            wallet_path=self._wallets,
+            wallet_path=self._keys.path,
             port=self._validator_port(name),
             directory=directory or self.directory / name,
             lead_from=lead_from,
@@ -165,7 +166,7 @@ class LocalSwarm:
             work_dir=self.directory / "submissions",
             validator_url=self.validator_url,
             wallet_name="owner",
-            wallet_path=self._wallets,
+            wallet_path=self._keys.path,
             device=self.options.device,
             measure_costs=self.options.measure_costs,
             hardware_class=self.options.hardware_class,
@@ -175,11 +176,7 @@ class LocalSwarm:
     def add_miner(self) -> int:
         """Register and start one more miner; its number."""
         number = self.num_miners
-        name = f"miner-{number}"
-        if name not in self._miner_names:
-            hotkey = self._wallet(name).hotkey
-            coldkey = load_coldkey(name, self._wallets)
-            register("local", self.chain_url, NETUID, coldkey=coldkey, hotkey=hotkey, deadline=Deadline.after(_CALL_S))
+        if self._keys.register([f"miner-{number}"], self.chain_url, Deadline.after(_CALL_S)):
             time.sleep(_METAGRAPH_S)  # until the validator has read the chain again
         self._request_miner()
         return number
@@ -219,13 +216,13 @@ class LocalSwarm:
 
     def owner(self) -> Signer:
         """The subnet owner's hotkey, which submits runs and exports them."""
-        return load_wallet("owner", "default", self._wallets)
+        return self._keys.signer("owner")
 
     def remote(self) -> Remote:
         return Remote(self.validator_url, self.owner())
 
     def miner_hotkey(self, number: int) -> str:
-        return load_wallet(f"miner-{number}", "default", self._wallets).hotkey
+        return self._keys.signer(f"miner-{number}").hotkey
 
     def log_of(self, process: int | str) -> Path:
         return self.directory / "logs" / f"{process if isinstance(process, str) else f'miner-{process}'}.log"
@@ -302,15 +299,6 @@ class LocalSwarm:
     # ---- how
 
     @property
-    def _wallets(self) -> Path:
-        return self.directory / "wallets"
-
-    def _make_wallets(self) -> None:
-        """Owner, validator and the first miners, a coldkey each, so that checks of two miners are independent."""
-        for name in ("owner", *self._validator_names, *self._miner_names):
-            self._wallet(name)
-
-    @property
     def _validator_names(self) -> tuple[str, ...]:
         return ("validator", *(f"validator-{number + 1}" for number in range(self.options.spare_validators)))
 
@@ -326,32 +314,12 @@ class LocalSwarm:
         """Miners that are registered from block 0."""
         return tuple(f"miner-{number}" for number in range(self._first_miners + self.options.spare_miners))
 
-    def _wallet(self, name: str) -> Signer:
-        if (self._wallets / name / "hotkeys" / "default").exists():
-            return load_wallet(name, "default", self._wallets)
-        return create_wallet(name, "default", self._wallets)
-
-    def _chain_settings(self) -> ChainSettings:
-        """Everybody is registered from block 0, validators with stake and so with a permit."""
-        subnet = self.options.genesis.subnets[0]
-        owner = self.owner()
-        neurons = [GenesisNeuron(owner.hotkey, owner.coldkey)]
-        stakes = {name: VALIDATOR_STAKE / (1 + rank) for rank, name in enumerate(self._validator_names)}
-        for name in (*self._validator_names, *self._miner_names):
-            signer = load_wallet(name, "default", self._wallets)
-            neurons.append(GenesisNeuron(signer.hotkey, signer.coldkey, stakes.get(name, 0.0)))
-        subnet = msgspec.structs.replace(
-            subnet, netuid=NETUID, owner_hotkey=owner.hotkey, owner_coldkey=owner.coldkey, neurons=tuple(neurons)
-        )
-        genesis = msgspec.structs.replace(self.options.genesis, subnets=(subnet, *self.options.genesis.subnets[1:]))
-        return ChainSettings(directory=self.directory / "chain", port=self.ports.chain, genesis=genesis)
-
     def _miner_settings(self, number: int) -> MinerSettings:
         return MinerSettings(
             netuid=NETUID,
             chain_endpoint=self.chain_url,
             wallet_name=f"miner-{number}",
-            wallet_path=self._wallets,
+            wallet_path=self._keys.path,
             validator_url=f"http://{HOST}:{self.ports.validator}",
             more_validator_urls=tuple(f"http://{HOST}:{port}" for port in self._validator_ports.values()),
             directory=self.directory / "miners" / str(number),

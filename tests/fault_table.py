@@ -63,6 +63,8 @@ def senseless(cell: Cell) -> str:
             return "members say nothing any more, to each other or to the coordinator, after `RunFinished`"
         if cell.fault == "disk full":
             return "members write nothing any more after `RunFinished`"
+    if role == "joiner" and phase in ("update", "snapshot") and cell.variant == "flight":
+        return "the last step is dealt before such a late joiner is ready: it sends nothing to peers"
     if role == "sole" and cell.variant == "claims":
         return "nothing is promised where the only replica of a stage signs what is wrong"
     return ""

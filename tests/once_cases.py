@@ -202,7 +202,7 @@ class Case:
                 hand.drop(f"boot{self.num_boots}")
             return self.hello(hand)
         hand.me = me
-        while hand.running and (most >= ALL or self.chance(0.3)):
+        while hand.running and (most >= ALL or self.chance(0.6)):
             hand.finish_one()
         owes = owing.owed(state, me, hand.local)
         for owe in owes[:most]:
@@ -312,7 +312,7 @@ class Case:
         raise Miscounted("the run doesn't come to its end")
 
 
-def choices_of(seed: int, num_operations: int = 250) -> bytes:
+def choices_of(seed: int, num_operations: int = 280) -> bytes:
     return random.Random(seed).randbytes(2 * num_operations)
 
 

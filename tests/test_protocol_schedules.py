@@ -65,8 +65,8 @@ FOUND: dict[str, tuple[str, str, int]] = {
     "incterm": ("takeover", "", 181),
     "boot": ("stale", "", 3),
     "backoff": ("calm", "mute", 4),
-    "replay": ("", "", 30),
-    "skipseal": ("", "", 116),
+    "replay": ("", "", 36),
+    "skipseal": ("", "", 5),
     "skipvoid": ("", "", 5),
     "skiplone": ("", "", 3),
     "remember": ("void", "", 14),
@@ -77,7 +77,7 @@ FOUND: dict[str, tuple[str, str, int]] = {
     "via": ("calm", "withhold", 0),
     "seedver": ("void", "crafty", 27),
     "checkall": ("", "owner", 42),
-    "ack": ("", "", 6),
+    "ack": ("", "", 58),
 }
 """By rule: profile, lie and seed of a schedule that fails without the rule.
 

@@ -58,3 +58,10 @@ def test_a_damaged_run_file_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(Corrupt, match=r"run\.msgpack"):
         RunRegistry(tmp_path)
+
+
+def test_costs_measured_anew_do_not_make_another_run(tmp_path):
+    registry = RunRegistry(tmp_path)
+    first = registry.add("submitter", submission("one"))
+    again = msgspec.structs.replace(submission("one"), unit_costs=tuple(2.0 for _ in submission("one").unit_costs))
+    assert registry.add("submitter", again) is first

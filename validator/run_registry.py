@@ -85,11 +85,11 @@ class RunRegistry:
         return waiting.index(name) if name in waiting else 0
 
     def add(self, submitter: str, submission: RunSubmission) -> RunEntry:
-        """Check and keep a submission. The same one again (name and content) is fine; another under the name isn't."""
+        """Check and keep a submission. The same run again is fine; another under the name isn't."""
         config, plan = plan_submission(submission)
         name = config.run.name
         if name in self.entries:
-            if self.entries[name].stored.submission == submission:
+            if same_run(self.entries[name].stored.submission, submission):
                 return self.entries[name]
             raise Exists(f"a run called {name!r} is already here", hint="choose another run.name")
         if sum(not entry.finished for entry in self.entries.values()) >= MAX_QUEUED:
@@ -104,6 +104,16 @@ class RunRegistry:
     def finish(self, entry: RunEntry) -> None:
         atomic_write(entry.directory / "finished", b"")
         entry.finished = True
+
+
+def same_run(one: RunSubmission, other: RunSubmission) -> bool:
+    """Whether two submissions are of one run: its result is a function of these. Costs measured anew don't matter."""
+
+    def what(submission: RunSubmission) -> tuple[object, ...]:
+        s = submission
+        return (s.config, s.model_config, s.unit_tensors, s.tied, s.data, s.snapshot, s.tokenizer)
+
+    return what(one) == what(other)
 
 
 def _load(path: Path) -> RunEntry:
