@@ -23,7 +23,7 @@ DIRECTORY = OUT / "fault_cells"
 MINER_FAULTS = ("kill", "pause", "slow", "partition", "corrupt", "disk full")
 MINER_PHASES = ("forward", "backward", "reduce", "check", "snapshot")
 ROLES = ("first", "middle", "last", "owner", "sole")
-STEPS_PER_CELL = 3
+STEPS_PER_CELL = 8
 PER_RUN = 12
 QUICK = (
     Cell("owner", "reduce", "kill"),

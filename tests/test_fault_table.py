@@ -46,7 +46,7 @@ def test_a_stage_without_anybody_is_a_named_pause(fault: str) -> None:
 
 def test_the_table_sees_a_pause_that_nobody_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fault_sim.waiting_for", lambda *_: "something")
-    with pytest.raises(Bad, match="named|stuck"):
+    with pytest.raises(Bad, match=r"named|stuck"):
         FaultSim(Cell("sole", "forward", "kill")).run()
 
 
