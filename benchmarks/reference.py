@@ -148,7 +148,7 @@ class Reference:
         by_row = name in (EMBEDDING, HEAD) or len(shape) == 3
         rows = shape[0] if by_row else 1
         pair = self.tied and name == EMBEDDING
-        qmax = self.config.merge.qmax
+        qmax = self.config.merge.qmax or _default_qmax(self.config.pipeline.microbatches)
         empty = torch.empty(0)
         return Entry(
             name, shape, (EMBEDDING, HEAD) if pair else (name,), qmax // 2 if pair else qmax, rows,
@@ -345,6 +345,12 @@ class Reference:
             for entry in self.entries:
                 for kind, target in self._arrays_of(entry).items():
                     target[...] = stored[f"{entry.name}/{kind}"]
+
+
+def _default_qmax(microbatches: int) -> int:
+    """§5: quanta fall with the root of the number of microbatches, as far as fp32 adds their sums exactly."""
+    bits = max(10, 8 + math.ceil(math.log2(microbatches) / 2))
+    return 2 ** min(bits, max(b for b in range(1, 24) if microbatches * (2**b - 1) < 2**24)) - 1
 
 
 @dataclass

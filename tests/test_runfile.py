@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subnet.errors import ConfigError
-from subnet.run.config import DataSection, ModelSection, RunConfig, RunSection
+from subnet.run.config import DataSection, ModelSection, RunConfig, RunSection, default_qmax
 from subnet.run.runfile import config_to_toml, load_run_file, parse_run
 
 ROOT = Path(__file__).parent.parent
@@ -187,3 +187,11 @@ def test_file_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_run_file(tmp_path / "latin.toml")
     assert str(caught.value) == f"{tmp_path / 'latin.toml'} is not UTF-8 at byte 14 (save it as UTF-8)"
+
+
+def test_the_quantum_falls_with_the_root_of_the_microbatches_and_sums_stay_exact():
+    chosen = {m: default_qmax(m) for m in (1, 8, 16, 17, 64, 65, 512, 2048, 4096, 16384)}
+    assert chosen == {
+        1: 1023, 8: 1023, 16: 1023, 17: 2047, 64: 2047, 65: 4095, 512: 8191, 2048: 8191, 4096: 4095, 16384: 1023
+    }  # fmt: skip
+    assert all(m * default_qmax(m) < 2**24 for m in range(1, 16385))

@@ -40,7 +40,7 @@ def cut_small(plan: ModelPlan, partitions: int = 3) -> ModelPlan:
     """The same plan with several partitions a section, small as it is."""
     tied = plan.units.tied
     own = [tuple(spec for spec in held if tied is None or spec.name != tied.name) for held in plan.stage_tensors]
-    qmax = plan.config.merge.qmax
+    qmax = plan.config.qmax
     layout = build_layout(own, tied=tied, qmax=qmax, target_partitions=partitions, min_partition_elements=1)
     plan.__dict__["layout"] = layout
     return plan

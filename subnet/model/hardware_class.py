@@ -86,7 +86,7 @@ def _quantised(task: _Task, module: StageModule, summed: GradientSum) -> list[Te
     tied = task.plan.units.tied
     own = tuple(spec for spec in task.tensors if tied is None or spec.name != tied.name)
     shared = tied if tied is not None and len(own) != len(task.tensors) else None
-    layout = build_layout([own], tied=shared, qmax=task.plan.config.merge.qmax)
+    layout = build_layout([own], tied=shared, qmax=task.plan.config.qmax)
     found: list[Tensor] = []
     for section in layout.sections:
         index_of = {span.spec.name: i for i, span in enumerate(section.tensors)}

@@ -133,4 +133,4 @@ class ModelPlan:
     def layout(self) -> RunLayout:
         tied = self.units.tied
         own = [tuple(spec for spec in held if tied is None or spec.name != tied.name) for held in self.stage_tensors]
-        return build_layout(own, tied=tied, qmax=self.config.merge.qmax)
+        return build_layout(own, tied=tied, qmax=self.config.qmax)

@@ -139,13 +139,14 @@ class PrecisionSection(_Section, frozen=True):
 
 
 class MergeSection(_Section, frozen=True):
-    qmax: int = 1023
+    qmax: int = 0
+    """Largest integer that one microbatch adds to an element; 0: by the number of microbatches (:func:`default_qmax`)."""
     owners: int = 1
     packing: str = "bytes"
     """How sums travel: ``bytes`` (next byte width; fast links) or ``bits`` (exact width; slow links)."""
 
     def __post_init__(self) -> None:
-        _check(3 <= self.qmax <= 1023, "merge.qmax", self.qmax, "3 to 1023")
+        _check(self.qmax == 0 or 3 <= self.qmax <= 32767, "merge.qmax", self.qmax, "0 (chosen), or 3 to 32767")
         _check(self.owners == 1, "merge.owners", self.owners, "1")
         _check(self.packing in ("bytes", "bits"), "merge.packing", self.packing, "bytes, bits")
 
@@ -182,6 +183,18 @@ class AuditSection(_Section, frozen=True):
         _check(self.rate == 0.0, "audit.rate", self.rate, "0 (audits come with verified work)")
 
 
+def default_qmax(microbatches: int) -> int:
+    """2^b - 1 with b = 8 + ceil(log2(M) / 2), at least 10, and M · qmax below 2^24.
+
+    The more microbatches, the smaller is what each adds of a gradient they agree on, against its own noise; what is less
+    than half a quantum would be lost from all of them. So the quantum falls with the root of their number.
+    """
+    bits = max(10, 8 + ((microbatches - 1).bit_length() + 1) // 2)
+    while microbatches * (2**bits - 1) >= 2**24:
+        bits -= 1
+    return 2**bits - 1
+
+
 class RunConfig(_Section, frozen=True):
     """A whole run file. Build it, or load it with :func:`subnet.run.runfile.load_run_file`."""
 
@@ -203,14 +216,19 @@ class RunConfig(_Section, frozen=True):
     def __post_init__(self) -> None:
         rows, seq = self.pipeline.microbatch_rows, self.data.sequence_length
         _check(
-            self.pipeline.microbatches * self.merge.qmax < 2**24,
+            self.pipeline.microbatches * self.qmax < 2**24,
             "merge.qmax · pipeline.microbatches",
-            self.pipeline.microbatches * self.merge.qmax,
+            self.pipeline.microbatches * self.qmax,
             "below 2^24, so that fp32 adds whole numbers exactly",
         )
         _check(
             rows * seq <= 2**22, "pipeline.microbatch_rows · data.sequence_length", rows * seq, "at most 2^22 tokens"
         )
+
+    @property
+    def qmax(self) -> int:
+        """The bound of one microbatch's integers, chosen where the file says 0."""
+        return self.merge.qmax or default_qmax(self.pipeline.microbatches)
 
     @property
     def num_evaluation_items(self) -> int:
