@@ -16,6 +16,7 @@ from subnet.chain.connect import connect_chain
 from subnet.errors import AuthFailed, ConfigError, Corrupt, InputError, IotaError, NotFound, Refusal
 from subnet.net.border import Listener, listen
 from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
+from subnet.protocol.claims import check_claims
 from subnet.protocol.messages import (
     LIMIT_GRANTS,
     GrantRequest,
@@ -224,6 +225,7 @@ class ValidatorNode:
         if report.member.hotkey != hotkey:
             raise InputError("a report is signed by another hotkey than the member it names")
         session = self._session(report.run)
+        check_claims(report.claims)
         if report.receipts_root:
             signed = verify_statement(hotkey, PURPOSE_RECEIPTS, report.receipts_root, report.receipts_signature)
             if not signed or session.receipts_root(report) != report.receipts_root:
