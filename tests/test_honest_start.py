@@ -210,7 +210,7 @@ SPOIL = {
     "state": "UPDATE copies SET state = CAST(substr(state, 1, length(state) - 1) || x'ff' AS BLOB) WHERE number = ?",
     "history": "UPDATE copies SET history = x'93' WHERE number = ?",
     "hash": "UPDATE copies SET hash = 'x' WHERE number = ?",
-    "head": "UPDATE copies SET head = replace(head, '1', '2') WHERE number = ?",
+    "head": "UPDATE copies SET head = iif(head LIKE '0%', '1', '0') || substr(head, 2) WHERE number = ?",
     "number": "UPDATE copies SET number = number - 1 WHERE number = ?",
 }
 

@@ -57,7 +57,11 @@ def test_paths_are_relative_to_the_file(home: Path) -> None:
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | text,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | text,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
     max_leaves=8,
 )
@@ -195,3 +199,9 @@ def test_the_quantum_falls_with_the_root_of_the_microbatches_and_sums_stay_exact
         1: 1023, 8: 1023, 16: 1023, 17: 2047, 64: 2047, 65: 4095, 512: 8191, 2048: 8191, 4096: 4095, 16384: 1023
     }  # fmt: skip
     assert all(m * default_qmax(m) < 2**24 for m in range(1, 16385))
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+def test_a_number_that_no_json_can_hold_is_refused(number: float) -> None:
+    with pytest.raises(ConfigError, match="finite numbers"):
+        ModelSection(config={"model_type": "llama", "rope": [{"theta": number}]})

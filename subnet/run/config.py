@@ -6,7 +6,9 @@ A wrong value raises :class:`~subnet.errors.ConfigError` naming the key, the val
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -36,6 +38,18 @@ class RunSection(_Section, frozen=True):
         _check(1 <= self.steps <= 10_000_000, "run.steps", self.steps, "1 to 10,000,000")
 
 
+def _numbers(value: object) -> Iterator[float]:
+    """Every float in nested tables and lists."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict):
+        for entry in cast("dict[str, object]", value).values():
+            yield from _numbers(entry)
+    elif isinstance(value, list | tuple):
+        for entry in cast("Sequence[object]", value):
+            yield from _numbers(entry)
+
+
 class ModelSection(_Section, frozen=True):
     config: dict[str, Any] | None = None
     """A ``transformers`` config as a table (``model_type`` included), or None when ``pretrained`` is given."""
@@ -47,6 +61,8 @@ class ModelSection(_Section, frozen=True):
         both = (self.config is None) == (self.pretrained is None)
         _check(not both, "model.config / model.pretrained", "both or neither", "exactly one of the two")
         _check(self.attention in ("sdpa", "eager"), "model.attention", self.attention, "sdpa, eager")
+        for number in _numbers(self.config):
+            _check(math.isfinite(number), "a number in model.config", number, "finite numbers: JSON has no others")
 
 
 class DataSection(_Section, frozen=True):
