@@ -2,6 +2,7 @@
 
 The reference is the whole model in plain ``transformers`` in one process (:mod:`benchmarks.reference`); the swarms are
 1 stage x 1 miner, 2 x 1, 3 x 2, 4 x 3, and 3 x 2 with a ``kill -9`` and a join. fp32 and bf16 autocast, tied and untied.
+With a boundary code the cuts belong to the run: there the reference is cut as the swarms are, 3 x 1 and 3 x 2 with churn.
 
     python -m benchmarks.determinism            # keeps finished parts in benchmarks/out/determinism
     python -m benchmarks.determinism --quick    # fp32 untied, 1 x 1 and 2 x 2 with a kill and a join, 6 steps
@@ -19,6 +20,7 @@ from benchmarks.corpus import OUT
 from benchmarks.reference import Reference
 from benchmarks.setting import stream_tokens
 from benchmarks.swarms import Fault, run_swarm
+from iota.plan import make_plan
 from iota.prepare import PreparedData, prepare_data
 from subnet.protocol.wire import blob_hash
 from subnet.run.config import (
@@ -56,7 +58,11 @@ def fleets(steps: int) -> tuple[Fleet, ...]:
     )
 
 
-def config_of(precision: str, tied: bool, stages: int, steps: int, data: Path) -> RunConfig:
+def coded_fleets(steps: int) -> tuple[Fleet, ...]:
+    return Fleet("3x1", 3, 3), fleets(steps)[-1]
+
+
+def config_of(precision: str, tied: bool, stages: int, steps: int, data: Path, code: str = "raw") -> RunConfig:
     model = {
         "model_type": "llama",
         "vocab_size": 512,
@@ -73,7 +79,7 @@ def config_of(precision: str, tied: bool, stages: int, steps: int, data: Path) -
         model=ModelSection(config=model),
         data=DataSection(sources=(str(data),), sequence_length=64),
         schedule=ScheduleSection(warmup_steps=5),
-        pipeline=PipelineSection(stages=stages, microbatches=8, microbatch_rows=2),
+        pipeline=PipelineSection(stages=stages, microbatches=8, microbatch_rows=2, boundary_code=code),
         precision=PrecisionSection(compute=precision),
         snapshot=SnapshotSection(every_steps=10),
         evaluation=EvaluationSection(rows=4),
@@ -85,9 +91,9 @@ def prepared() -> tuple[PreparedData, Path]:
     return prepare_data([BOOK], directory, vocab_size=512, holdout_fraction=0.05), directory
 
 
-def reference_root(precision: str, tied: bool, steps: int) -> str:
+def reference_root(precision: str, tied: bool, steps: int, code: str) -> str:
     data, directory = prepared()
-    config = config_of(precision, tied, 1, steps, directory)
+    config = config_of(precision, tied, 1 if code == "raw" else 3, steps, directory, code)
     files = {blob_hash(path.read_bytes()): path for path in directory.iterdir() if path.is_file()}
     manifest = data.manifest
 
@@ -99,6 +105,7 @@ def reference_root(precision: str, tied: bool, steps: int) -> str:
         dict(config.model.config or {}),
         stream_tokens(manifest, manifest.train, read),
         stream_tokens(manifest, manifest.holdout, read),
+        cuts=make_plan(config).cuts,
     )
     reference.calibrate()
     for step in range(steps):
@@ -106,9 +113,9 @@ def reference_root(precision: str, tied: bool, steps: int) -> str:
     return reference.state_root()
 
 
-def swarm_root(fleet: Fleet, precision: str, tied: bool, steps: int) -> dict[str, object]:
+def swarm_root(fleet: Fleet, precision: str, tied: bool, steps: int, code: str) -> dict[str, object]:
     _, data = prepared()
-    config = config_of(precision, tied, fleet.stages, steps, data)
+    config = config_of(precision, tied, fleet.stages, steps, data, code)
     result = run_swarm(DIRECTORY / "swarm", config, fleet.miners, faults=fleet.faults)
     status = result.status
     return {
@@ -133,12 +140,16 @@ def part(name: str, make: object, again: bool) -> dict[str, object]:
     return made
 
 
-def compare(precision: str, tied: bool, steps: int, chosen: tuple[Fleet, ...], again: bool) -> dict[str, object]:
-    setting = f"{precision}-{'tied' if tied else 'untied'}-{steps}"
-    expected = part(f"{setting}-reference", lambda: {"root": reference_root(precision, tied, steps)}, again)
+def compare(
+    precision: str, tied: bool, steps: int, chosen: tuple[Fleet, ...], again: bool, code: str = "raw"
+) -> dict[str, object]:
+    setting = f"{precision}-{'tied' if tied else 'untied'}-{steps}" + ("" if code == "raw" else f"-{code}")
+    expected = part(f"{setting}-reference", lambda: {"root": reference_root(precision, tied, steps, code)}, again)
     roots: dict[str, object] = {"reference": expected["root"]}
     for fleet in chosen:
-        found = part(f"{setting}-{fleet.name}", lambda fleet=fleet: swarm_root(fleet, precision, tied, steps), again)
+        found = part(
+            f"{setting}-{fleet.name}", lambda fleet=fleet: swarm_root(fleet, precision, tied, steps, code), again
+        )
         roots[fleet.name] = found["root"]
         if fleet.faults and (len(found["faults"]) != len(fleet.faults) or not found["num_gone"]):  # type: ignore[arg-type]
             roots[fleet.name] = "the faults did not fire"
@@ -160,6 +171,8 @@ def main(arguments: list[str]) -> int:
         )
         for precision, tied in settings
     }
+    for code in () if options.quick else ("int8", "int4"):
+        table[f"fp32 untied {code}"] = compare("fp32", False, steps, coded_fleets(steps), options.again, code)
     different = {
         f"{setting} {fleet}": root
         for setting, roots in table.items()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.rounding import cut_for
 from benchmarks.setting import build_model, draw, holdout_rows, learning_rate, training_rows
 from subnet.run.config import RunConfig
 
@@ -23,11 +25,18 @@ class Plain:
     """A run in one process. Use: ``step(0)``, ``step(1)``, ...; ``holdout_loss()`` at any time."""
 
     def __init__(
-        self, config: RunConfig, model_config: dict[str, Any], tokens: NDArray[Any], tokens_holdout: NDArray[Any]
+        self,
+        config: RunConfig,
+        model_config: dict[str, Any],
+        tokens: NDArray[Any],
+        tokens_holdout: NDArray[Any],
+        *,
+        cuts: Sequence[int] = (0,),
     ) -> None:
         torch.set_num_threads(config.precision.num_threads)
         self.config, self.tokens, self.tokens_holdout = config, tokens, tokens_holdout
         self.model = build_model(config, model_config, tied=bool(model_config.get("tie_word_embeddings", False)))
+        cut_for(config, self.model, cuts)
         self.parameters = dict(self.model.named_parameters())
         deviation = float(model_config.get("initializer_range", 0.02))
         for name, parameter in self.parameters.items():

@@ -1,15 +1,15 @@
 """A second writing of ``docs/arithmetic.md``: what a run's state must be after each step, bit for bit.
 
-The whole model as plain ``transformers`` in one process, one int64 sum of each gradient element, no stage, no
-scheduler, no wire. It shares no code with the parts it checks; only the run file's types, the permutation of the
-samples and the error classes are common.
+The whole model as plain ``transformers`` in one process, one int64 sum of each gradient element, no scheduler, no wire,
+no stage (but for the cuts where a run with a code rounds its boundaries). It shares no code with the parts it checks;
+only the run file's types, the permutation of the samples and the error classes are common.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.measuring import Measured, Measurement
+from benchmarks.rounding import cut_for
 from benchmarks.setting import build_model, draw, holdout_rows, learning_rate, training_rows
 from subnet.errors import InputError
 from subnet.run.config import RunConfig
@@ -121,13 +122,19 @@ def _scalar(value: float) -> Tensor:
 
 
 class Reference:
-    """A run in one process. ``tokens`` and ``tokens_holdout`` are the two token streams.
+    """A run in one process. ``tokens`` and ``tokens_holdout`` are the two token streams; ``cuts`` are needed with a code.
 
     Use: ``calibrate()`` once, then ``step(0)``, ``step(1)``, ...; ``state_root()`` and ``holdout_loss()`` at any time.
     """
 
     def __init__(
-        self, config: RunConfig, model_config: dict[str, Any], tokens: NDArray[Any], tokens_holdout: NDArray[Any]
+        self,
+        config: RunConfig,
+        model_config: dict[str, Any],
+        tokens: NDArray[Any],
+        tokens_holdout: NDArray[Any],
+        *,
+        cuts: Sequence[int] = (0,),
     ) -> None:
         if len(tokens) <= config.data.sequence_length:
             raise InputError(f"{len(tokens)} training tokens are less than one sample")
@@ -138,6 +145,7 @@ class Reference:
         self.tied = bool(model_config.get("tie_word_embeddings", False))
         self.deviation = float(model_config.get("initializer_range", 0.02))
         self.model = build_model(config, model_config, tied=False)
+        cut_for(config, self.model, cuts)
         self.parameters: dict[str, Tensor] = dict(self.model.named_parameters())
         self.entries = [self._entry(name) for name in self.parameters if not (self.tied and name == HEAD)]
         self.updates = 0

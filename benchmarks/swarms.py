@@ -43,13 +43,14 @@ def run_swarm(
     limit_s: float = 900.0,
     options: SwarmOptions | None = None,
     on_status: Callable[[LocalSwarm, RunStatus, float], None] = lambda swarm, status, now_s: None,
+    swarm_class: type[LocalSwarm] = LocalSwarm,
 ) -> SwarmResult:
     """Raises when the run doesn't finish in time or a fault didn't fire."""
     shutil.rmtree(directory, ignore_errors=True)
     pending = sorted(faults, key=lambda fault: fault.step)
     began = time.monotonic()
     result = SwarmResult("", None, 0.0, 0.0)  # type: ignore[arg-type]
-    with LocalSwarm(directory, config, num_miners, options or SwarmOptions(measure_costs=False)) as swarm:
+    with swarm_class(directory, config, num_miners, options or SwarmOptions(measure_costs=False)) as swarm:
 
         def seen(status: RunStatus) -> None:
             now = time.monotonic() - began

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from subnet.protocol.api import MemberView, RunStatus, StallView
+from subnet.protocol.api import MemberView, RunStatus, StallView, StoreCosts
 
 BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 60
@@ -63,6 +63,16 @@ def stalled(stall: StallView) -> str:
     shown = "; ".join(f"{wait.who}: {wait.what} ({wait.waited_s:.0f} s)" for wait in longest[:_NUM_WAITS])
     more = f" and {len(longest) - _NUM_WAITS} more" if len(longest) > _NUM_WAITS else ""
     return f"stalled, no seal for {stall.no_seal_s:.0f} s: waits for {shown or 'nothing known'}{more}"
+
+
+def store_line(store: StoreCosts, stored_bytes: int) -> str:
+    """Requests and bytes of the run, and what they cost by the run file's prices."""
+    used = store.own.plus(store.reported)
+    return (
+        f"store: {used.puts:,} puts · {used.gets:,} gets · {used.lists:,} lists · {used.bytes_up / 1e6:,.1f} MB up · "
+        f"{used.bytes_down / 1e6:,.1f} MB down · ${store.usd:.4f} · {stored_bytes / 1e6:,.1f} MB held, "
+        f"${store.usd_per_month:.4f} a month"
+    )
 
 
 def last_holdout(status: RunStatus) -> tuple[int, float] | None:
@@ -133,6 +143,8 @@ def render(status: RunStatus | None, notes: Sequence[str] = ()) -> RenderableTyp
             parts.append(Text(f"the validator's stacks: {summary.stall.dump}", style="dim"))
     elif summary.waiting_for:
         parts.append(Text(f"waits for {summary.waiting_for}", style="yellow"))
+    if status.store is not None:
+        parts.append(Text(store_line(status.store, status.store_bytes), style="dim"))
     if status.weights:
         parts.append(Text(f"weights: {status.weights}", style="dim"))
     parts += [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in status.events[-_NUM_EVENTS:]]

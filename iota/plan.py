@@ -17,6 +17,7 @@ from subnet.model.memory import (
     Budgets,
     StageMemory,
     boundary_bytes,
+    boundary_bytes_per_token,
     graphs_in_flight,
     slice_bytes,
     stage_memory,
@@ -24,6 +25,7 @@ from subnet.model.memory import (
 from subnet.model.plan import ModelPlan
 from subnet.model.registry import check_run, load_architecture, plan_model
 from subnet.model.unit_costs import measure_unit_costs as _measure
+from subnet.numerics.codes import RAW
 from subnet.run.config import RunConfig
 from validator.stage_plan import plan_cuts, stage_costs
 
@@ -95,6 +97,11 @@ class Plan(msgspec.Struct, frozen=True):
     replicas: tuple[int, ...]
     num_steps: int
     tokens_per_step: int
+    boundary_code: str
+    boundary_bytes_per_token: float
+    """One way, at one boundary."""
+    raw_bytes_per_token: int
+    """Without a code."""
     stages: tuple[StagePlan, ...]
     store: StoreBytes
 
@@ -170,6 +177,9 @@ def make_plan(
         replicas=served,
         num_steps=config.run.steps,
         tokens_per_step=config.tokens_per_step,
+        boundary_code=config.pipeline.boundary_code,
+        boundary_bytes_per_token=boundary_bytes_per_token(plan),
+        raw_bytes_per_token=4 * plan.hidden_size,
         stages=stages,
         store=store,
     )
@@ -231,7 +241,9 @@ def render(plan: Plan) -> Group:
     by = "measured here" if plan.measured else "by FLOPs, not measured"
     lines = [
         f"run {plan.name}: {plan.model}, {human_count(plan.num_parameters)} parameters, {plan.num_steps} steps of "
-        f"{plan.tokens_per_step} tokens; cut {by}"
+        f"{plan.tokens_per_step} tokens; cut {by}",
+        f"boundaries: {plan.boundary_code}, {plan.boundary_bytes_per_token:.0f} bytes a token and boundary each way"
+        + (f" (raw: {plan.raw_bytes_per_token})" if plan.boundary_code != RAW else ""),
     ]
     store = plan.store
     store_lines = [

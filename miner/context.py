@@ -67,6 +67,8 @@ class RunContext:
     """Snapshot chunks and row groups on disk."""
     local: LocalView = field(default_factory=LocalView)
     member: Member | None = None
+    reachable: bool = True
+    """Whether other miners can connect to this one: else all that travels to or from it goes through the store."""
     stage: StageWork | None = None
     wake: Callable[[], None] = lambda: None
     background: Callable[[Coroutine[Any, Any, None]], None] = lambda work: work.close()

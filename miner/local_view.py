@@ -65,6 +65,8 @@ class LocalView:
     """Hash of each boundary held, its own products included."""
     unavailable: set[BoundaryKey] = field(default_factory=set[BoundaryKey])
     """Boundaries that couldn't be had for long enough to say so; the node removes a key to have it fetched again."""
+    in_store: dict[BoundaryKey, int] = field(default_factory=dict[BoundaryKey, int])
+    """My boundaries that I have put into the store: for which replay lease last, 0 for none."""
     pushed: set[tuple[BoundaryKey, Member]] = field(default_factory=set[tuple[BoundaryKey, Member]])
     losses: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """By (step, microbatch), at the last stage: fp32 bits."""
@@ -83,6 +85,8 @@ class LocalView:
     """What is queued or running; the node adds on start and removes at the end, done or failed."""
 
     commitments: dict[CommitKey, Commitment] = field(default_factory=dict[CommitKey, Commitment])
+    made: dict[CommitKey, dict[int, str]] = field(default_factory=dict[CommitKey, dict[int, str]])
+    """Hashes of my sum's slices by partition, as they are made; whole once the commitment is there."""
     sent: set[tuple[str, Member]] = field(default_factory=set[tuple[str, Member]])
     """Slices sent to owners, by hash."""
     stored: set[str] = field(default_factory=set[str])
@@ -92,6 +96,10 @@ class LocalView:
     merged: dict[tuple[VersionKey, int], MergedLocally] = field(
         default_factory=dict[tuple[VersionKey, int], MergedLocally]
     )
+    fetched: set[str] = field(default_factory=set[str])
+    """Merged partitions whose bytes are here, by hash."""
+    examined: set[tuple[VersionKey, str]] = field(default_factory=set[tuple[VersionKey, str]])
+    """Versions whose merged partitions were fingerprinted, with the seed."""
     fingerprints: dict[tuple[VersionKey, str], tuple[tuple[int, tuple[int, ...]], ...]] = field(
         default_factory=dict[tuple[VersionKey, str], tuple[tuple[int, tuple[int, ...]], ...]]
     )
@@ -105,7 +113,11 @@ class LocalView:
         self.refused.clear()
         self.failures.clear()
         self.pushed.clear()
+        self.in_store.clear()
         self.commitments.clear()
+        self.made.clear()
+        self.fetched.clear()
+        self.examined.clear()
         self.sent.clear()
         self.stored.clear()
         self.slices.clear()
@@ -115,7 +127,7 @@ class LocalView:
 
     def end_step(self, step: int) -> None:
         """After the update of ``step``: nothing of it, nor of steps before, is needed from here."""
-        for held in (self.boundaries, self.compute_s):
+        for held in (self.boundaries, self.compute_s, self.in_store):
             for key in [key for key in held if key.step <= step]:
                 del held[key]
         self.unavailable = {key for key in self.unavailable if key.step > step}
@@ -126,6 +138,8 @@ class LocalView:
         self.added = {key: generation for key, generation in self.added.items() if key[0] > step}
         self.refused = {key for key in self.refused if key[0] > step}
         self.commitments = {key: value for key, value in self.commitments.items() if key[0] > step}
+        self.made = {key: value for key, value in self.made.items() if key[0] > step}
+        self.examined = {key for key in self.examined if key[0][0] > step}
         self.merged = {key: value for key, value in self.merged.items() if key[0][0] > step}
         self.fingerprints = {key: value for key, value in self.fingerprints.items() if key[0][0] > step}
         self.checks = {key: ok for key, ok in self.checks.items() if key[0] > step}
@@ -133,3 +147,4 @@ class LocalView:
         self.sent.clear()
         self.stored.clear()
         self.slices.clear()
+        self.fetched.clear()

@@ -6,6 +6,7 @@ for; a void in the meantime changes the epoch, so what was added late counts for
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from loguru import logger
 
 from miner.compute import BACKWARD, FORWARD, REPLAY, Priority
 from miner.context import RunContext
+from miner.flight import FlightWindow
 from miner.local_view import BoundaryKey
 from miner.owed import may_add
 from miner.owes import Compute
@@ -58,16 +60,21 @@ class ItemWork:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._additions: dict[Compute, _Addition] = {}
+        self._flight: tuple[object, FlightWindow] | None = None
 
     def refuse(self, owe: Compute) -> bool:
         """Keep a queued or running gradient out of the sum; False if it is being added or was."""
         addition = self._additions.get(owe)
         return addition is None or addition.refuse()
 
-    def in_flight_limit(self) -> int:
-        """Forwards that may wait for their backward: enough to fill the pipeline behind this stage, and one more."""
+    @property
+    def flight(self) -> FlightWindow:
+        """Of the stage that is held; measured anew for another one."""
         stage = self._context.held_stage()
-        return stage.plan.num_stages - stage.stage + 1
+        if self._flight is None or self._flight[0] is not stage:
+            microbatches = stage.plan.config.pipeline.microbatches
+            self._flight = (stage, FlightWindow(stage.plan.num_stages - stage.stage + 1, microbatches))
+        return self._flight[1]
 
     def held_back(self, owe: Compute) -> bool:
         """Whether a forward waits until an earlier one has its backward (one forward, one backward)."""
@@ -79,7 +86,7 @@ class ItemWork:
             for job in self._context.local.jobs
             if isinstance(job, Compute) and not job.backward and not job.evaluation and job.generation is not None
         }
-        return owe.microbatch not in retained and len(retained | queued) >= self.in_flight_limit()
+        return owe.microbatch not in retained and len(retained | queued) >= self.flight.limit
 
     async def run(self, owe: Compute) -> None:
         """Compute the item and note what came of it; raises only what a later try may cure."""
@@ -91,7 +98,9 @@ class ItemWork:
         tokens = await context.tokens.rows(item, deadline) if needs_tokens else None
         x = await self._boundary(BoundaryKey(owe.step, owe.microbatch, owe.stage - 1, False)) if owe.stage else None
         grad = None
+        loop = asyncio.get_running_loop()
         if owe.backward and not last:
+            self.flight.returned(item, loop.time())
             grad = await self._boundary(BoundaryKey(owe.step, owe.microbatch, owe.stage + 1, True))
         member = context.member
         adds = owe.backward and owe.generation is not None
@@ -123,6 +132,10 @@ class ItemWork:
             return
         finally:
             self._additions.pop(owe, None)
+        if owe.backward:
+            self.flight.finished(done.compute_s)
+        elif owe.generation is not None and not owe.evaluation and not last:
+            self.flight.forwarded(item, loop.time(), done.compute_s)
         self._note(owe, done, member == context.member)
 
     def _note(self, owe: Compute, done: _Done, same_member: bool) -> None:

@@ -6,19 +6,24 @@ What comes too early (its lease isn't folded yet) waits in a bounded list; what 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from blake3 import blake3
-from loguru import logger
 
 from miner.context import RunContext
+from miner.link_packing import LinkPacking
 from miner.local_view import BoundaryKey
+from miner.member_slices import Slices
 from miner.owed import accepts_boundary
-from miner.owes import Fetch, FetchSlice, Push, SendSlice, StoreSlice
-from subnet.errors import InputError, NotFound
-from subnet.net.base import PeerAddress, Priority, Transport
-from subnet.numerics.packing import pack_slice, unpack_slice
-from subnet.numerics.slices import slice_size
+from miner.owes import Fetch, Push
+from miner.tickets import Ticket, check_raw_finite, check_sender, check_ticket
+from subnet.errors import HashMismatch, InputError, NotFound
+from subnet.model.memory import boundary_bytes, boundary_parts
+from subnet.net.base import Body, PeerAddress, Priority, Transport, send_deadline
+from subnet.numerics.planes import Buffer, pack, unpack
 from subnet.protocol.messages import (
     AnyPeerFrame,
     BlobPieceFrame,
@@ -30,12 +35,16 @@ from subnet.protocol.messages import (
     WantBlobFrame,
 )
 from subnet.run.state import members_of
-from subnet.timing import TIMEOUTS, Deadline
+from subnet.timing import SYSTEM_CLOCK, TIMEOUTS
 
 MAX_EARLY = 256
 MAX_EARLY_BYTES = 256 << 20
-MAX_SLICE_BYTES = 2 << 30
 ASKED_BEFORE_MISSING = 3
+BYTES_AN_ASK = 512 << 10
+"""A large boundary may be on its way for longer: it is asked for once more for each of these."""
+SMALL_BYTES = 64 << 10
+
+T = TypeVar("T")
 
 
 class Links:
@@ -43,66 +52,95 @@ class Links:
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
+        self.slices = Slices(context)
         self._transport: Transport[AnyPeerFrame] | None = None
-        self._early: OrderedDict[BoundaryKey, tuple[BoundaryFrame, bytearray]] = OrderedDict()
+        self._early: OrderedDict[tuple[BoundaryKey, str], tuple[BoundaryFrame, memoryview]] = OrderedDict()
+        """By boundary and who sent it: nobody's takes another's place."""
         self._arrived: dict[BoundaryKey, asyncio.Event] = {}
         self._asked: dict[BoundaryKey, int] = {}
-        pipeline, length = context.plan.config.pipeline, context.plan.config.data.sequence_length
-        self._boundary_bytes = 4 * pipeline.microbatch_rows * length * context.plan.hidden_size
+        self._sending: set[tuple[BoundaryKey, str]] = set()
+        self._packing = LinkPacking()
+        self._boundary_bytes = boundary_bytes(context.plan)
+        self._boundary_parts = boundary_parts(context.plan)
+        pipeline = context.plan.config.pipeline
+        self._asks = ASKED_BEFORE_MISSING + self._boundary_bytes // BYTES_AN_ASK
+        self._is_raw, self._num_training = pipeline.boundary_code == "raw", pipeline.microbatches
 
     def use(self, transport: Transport[AnyPeerFrame]) -> None:
         self._transport = transport
+        self.slices.use(transport)
         self._context.peer_blobs.use(transport)
 
     # --- arriving ----------------------------------------------------------------------------------------------
 
-    async def on_frame(self, peer: str, header: AnyPeerFrame, body: bytearray) -> None:
-        """One frame of a peer whose hotkey is proven. An error here closes its connection."""
-        if header.run != self._context.run_id:
-            return
-        if header.sender.hotkey != peer:
-            raise InputError(f"a frame of {header.sender} came from {peer}")
+    async def on_frame(self, peer: str, header: AnyPeerFrame, body: Body) -> None:
+        """One frame of a peer whose hotkey is proven; an error refuses it, and its sender is told."""
+        check_sender(header, self._context.run_id, peer)
         match header:
             case BoundaryFrame():
-                self._take_boundary(header, body)
+                await self._take_boundary(header, body)
             case SliceFrame():
-                self._take_slice(header, body)
+                await self.slices.take(header, body)
             case NeedFrame():
                 await self._give_boundary(header)
             case NeedSliceFrame():
-                await self._give_slice(header)
+                await self.slices.give(header)
             case WantBlobFrame() | BlobPieceFrame() | NoBlobFrame():
                 self._context.peer_blobs.on_frame(header, body)
 
-    def _take_boundary(self, frame: BoundaryFrame, body: bytearray) -> None:
+    async def _take_boundary(self, frame: BoundaryFrame, body: Body) -> None:
         key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward)
-        if key in self._context.local.boundaries or frame.step < self._context.run_state.next_step:
+        ticket = check_ticket(self._context.run_state, self._context.member, frame)
+        if self._is_past(key) or ticket is Ticket.PAST:
             return
-        if len(body) != self._boundary_bytes:
-            raise InputError(f"a boundary of {len(body)} bytes, this run's have {self._boundary_bytes}")
-        if blake3(body).hexdigest() != frame.hash:
-            raise InputError("a boundary's bytes are not those of its hash")
-        member = self._context.member
-        if member is not None and accepts_boundary(self._context.run_state, member, frame):
-            self._keep(key, frame, body)
+        if frame.packing == "none":
+            if len(body) != self._boundary_bytes:
+                raise InputError(f"a boundary of {len(body)} bytes, this run's have {self._boundary_bytes}")
+            data, found = memoryview(body), body.hash()
+        elif frame.packing == "planes":
+            if len(body) >= self._boundary_bytes:
+                raise InputError(f"a packed boundary of {len(body)} bytes, this run's have {self._boundary_bytes}")
+            data, found = await _off_the_loop(self._boundary_bytes, lambda: _unpacked(body, self._boundary_parts))
         else:
-            self._early[key] = (frame, body)
-            most = min(MAX_EARLY, max(1, MAX_EARLY_BYTES // self._boundary_bytes))
-            while len(self._early) > most:
-                self._early.popitem(last=False)
+            raise InputError(f"a boundary packed as {frame.packing!r}")
+        if found != frame.hash:
+            raise HashMismatch("a boundary's bytes are not those of its hash")
+        if self._is_raw and frame.microbatch < self._num_training:
+            check_raw_finite(data)
+        member = self._context.member
+        if self._is_past(key):
+            return  # while it was unpacked
+        if member is not None and accepts_boundary(self._context.run_state, member, frame):
+            self._keep(key, frame, data)
+        else:
+            self._keep_early(key, frame, data)
+
+    def _keep_early(self, key: BoundaryKey, frame: BoundaryFrame, data: memoryview) -> None:
+        """The oldest give way: first those of a sender that has more than a quarter of them."""
+        sender = frame.sender.hotkey
+        self._early[key, sender] = (frame, data)
+        most = min(MAX_EARLY, max(1, MAX_EARLY_BYTES // self._boundary_bytes))
+        while len(self._early) > most:
+            own = [slot for slot in self._early if slot[1] == sender]
+            del self._early[own[0] if len(own) > most // 4 else next(iter(self._early))]
+
+    def _is_past(self, key: BoundaryKey) -> bool:
+        """Whether a boundary is there already, or needed no more."""
+        return key in self._context.local.boundaries or key.step < self._context.run_state.next_step
 
     def admit_early(self) -> None:
         """After the fold moved on: what came early may be due now, or never will be."""
         member, state = self._context.member, self._context.run_state
-        for key, (frame, body) in list(self._early.items()):
-            if key.step < state.next_step:
-                del self._early[key]
+        for slot, (frame, data) in list(self._early.items()):
+            key = slot[0]
+            if self._is_past(key):
+                del self._early[slot]
             elif member is not None and accepts_boundary(state, member, frame):
-                del self._early[key]
-                self._keep(key, frame, body)
+                del self._early[slot]
+                self._keep(key, frame, data)
 
-    def _keep(self, key: BoundaryKey, frame: BoundaryFrame, body: bytearray) -> None:
-        self._context.cache.put(key, body, frame.hash)
+    def _keep(self, key: BoundaryKey, frame: BoundaryFrame, data: memoryview) -> None:
+        self._context.cache.put(key, data, frame.hash)
         self._context.local.boundaries[key] = frame.hash
         self._context.local.unavailable.discard(key)
         self._asked.pop(key, None)
@@ -110,47 +148,15 @@ class Links:
             event.set()
         self._context.wake()
 
-    def _take_slice(self, frame: SliceFrame, body: bytearray) -> None:
-        context = self._context
-        if frame.step != context.run_state.next_step or context.stage is None or frame.hash in context.slices:
-            return
-        info = context.run_state.members.get(frame.sender)
-        merge = context.stage.merge()
-        if info is None or info.stage != frame.stage or frame.group != merge.group:
-            return
-        partition = merge.partitions.get(frame.partition)
-        if partition is None:
-            raise InputError(f"a slice of partition {frame.partition}, which this stage doesn't hold")
-        section = context.plan.layout.sections[partition.section]
-        num_items = frame.num_items
-        if not 0 < num_items <= context.plan.config.pipeline.microbatches:
-            raise InputError(f"a slice of {num_items} microbatches")
-        data = memoryview(body)
-        if frame.packing == "bits" and not merge.calibration:
-            data = unpack_slice(section, partition, body, num_items)
-        if data.nbytes != slice_size(section, partition, num_items, calibration=merge.calibration):
-            raise InputError(f"a slice of {data.nbytes} bytes of partition {frame.partition}")
-        if blake3(data).hexdigest() != frame.hash:
-            raise InputError("a slice's bytes are not those of its hash")
-        if sum(held.nbytes for held in context.slices.values()) + data.nbytes > MAX_SLICE_BYTES:
-            logger.warning("dropping a slice of {}: over the budget", frame.sender)
-            return
-        context.slices[frame.hash] = data
-        context.local.slices.add(frame.hash)
-        context.wake()
-
     # --- giving ------------------------------------------------------------------------------------------------
 
     async def _give_boundary(self, need: NeedFrame) -> None:
         key = BoundaryKey(need.step, need.microbatch, need.stage, need.backward)
+        if (key, need.sender.hotkey) in self._sending:
+            return  # on a slow link twice would only take longer
         address, data = self._context.address(need.sender), await self._context.cache.get(key)
         if address is not None and data is not None:
             self._context.background(self._send_boundary(address, key, data))
-
-    async def _give_slice(self, need: NeedSliceFrame) -> None:
-        address, data = self._context.address(need.sender), self._context.slices.get(need.hash)
-        if address is not None and data is not None:
-            self._context.background(self._send_slice(address, need.partition, need.hash, data))
 
     async def push(self, owe: Push) -> None:
         data, address = await self._context.cache.get(owe.key), self._context.address(owe.to)
@@ -165,44 +171,38 @@ class Links:
         if context.member is None or hash_ is None or self._transport is None:
             return
         found = context.run_state.work.items[key.stage].get(key.microbatch) if context.run_state.work else None
-        generation = found.generation if found else 0
+        generation, member = found.generation if found else 0, context.member
+        body, packing = await self._packed(address.hotkey, data)
         frame = BoundaryFrame(
-            context.run_id, key.step, key.microbatch, key.stage, key.backward, context.member, generation, hash_
+            context.run_id, key.step, key.microbatch, key.stage, key.backward, member, generation, hash_, packing
         )
         priority = Priority.BACKWARD if key.backward else Priority.FORWARD
-        await self._transport.send(
-            address, frame, data, priority=priority, deadline=Deadline.after(TIMEOUTS.peer_send_s)
-        )
+        link, sent, way = self._packing.link(address.hotkey), 0, (key, address.hotkey)
+        self._sending.add(way)
+        link.begin(SYSTEM_CLOCK.now_s())
+        try:
+            num_bytes = memoryview(body).nbytes
+            await self._transport.send(address, frame, body, priority=priority, deadline=send_deadline(num_bytes))
+            sent = num_bytes
+        finally:
+            self._sending.discard(way)
+            link.end(SYSTEM_CLOCK.now_s(), sent)
 
-    async def send_slice(self, owe: SendSlice) -> None:
-        data, address = self._context.slices.get(owe.hash), self._context.address(owe.to)
-        if data is None or address is None:
-            raise NotFound(f"slice {owe.partition} or its owner is gone")
-        await self._send_slice(address, owe.partition, owe.hash, data)
-        self._context.local.sent.add((owe.hash, owe.to))
+    async def _packed(self, hotkey: str, data: memoryview) -> tuple[Buffer, str]:
+        """A boundary as it goes to this peer, and how it is packed."""
+        if not self._packing.packs(hotkey, data.nbytes):
+            return data, "none"
 
-    async def _send_slice(self, address: PeerAddress, partition: int, hash_: str, data: memoryview) -> None:
-        context = self._context
-        stage = context.stage
-        if stage is None or context.member is None or self._transport is None:
-            return
-        merge = stage.merge()
-        num_items = self._items_of(hash_)
-        packing, body = context.plan.config.merge.packing, data
-        if packing == "bits" and not merge.calibration:
-            found = merge.partitions[partition]
-            section = context.plan.layout.sections[found.section]
-            body = memoryview(pack_slice(section, found, data, num_items))
-        frame = SliceFrame(
-            context.run_id, merge.step, merge.group, partition, stage.stage, context.member, hash_, num_items, packing
-        )
-        await self._transport.send(address, frame, body, deadline=Deadline.after(TIMEOUTS.peer_send_s))
+        def work() -> tuple[bytes, float]:
+            began = time.thread_time()
+            body = pack(data, self._boundary_parts)
+            return body, time.thread_time() - began
 
-    def _items_of(self, hash_: str) -> int:
-        for commitment in self._context.local.commitments.values():
-            if any(value == hash_ for _, value in commitment.hashes):
-                return len(commitment.microbatches)
-        raise NotFound("that slice isn't mine")
+        body, spent_s = await _off_the_loop(data.nbytes, work)
+        self._packing.gain.note(data.nbytes, len(body), spent_s)
+        if len(body) >= data.nbytes or not self._packing.link(hotkey).decide(self._packing.gain):
+            return data, "none"
+        return body, "planes"
 
     # --- asking ------------------------------------------------------------------------------------------------
 
@@ -224,43 +224,31 @@ class Links:
             address = context.address(source)
             if address is not None and source != member:
                 need = NeedFrame(context.run_id, key.step, key.microbatch, key.stage, key.backward, member)
-                await self._transport.send(address, need, b"", deadline=Deadline.after(TIMEOUTS.peer_send_s))
+                await self._transport.send(address, need, b"", priority=Priority.CONTROL, deadline=send_deadline(0))
         self._asked[key] = self._asked.get(key, 0) + 1
-        if self._asked[key] >= ASKED_BEFORE_MISSING:
+        if self._asked[key] >= self._asks:
             context.local.unavailable.add(key)
-
-    async def fetch_slice(self, owe: FetchSlice) -> None:
-        """From its contributor; once slices are routed through the store, from there."""
-        context = self._context
-        await asyncio.sleep(TIMEOUTS.peer_need_retry_s)
-        if owe.hash in context.slices or context.member is None or self._transport is None:
-            return
-        if owe.routed:
-            (data,) = await context.blobs.get_many([(owe.hash, 0)], Deadline.after(TIMEOUTS.store_request_s))
-            context.slices[owe.hash] = memoryview(data)
-            context.local.slices.add(owe.hash)
-            return
-        address = context.address(owe.source)
-        if address is not None:
-            need = NeedSliceFrame(
-                context.run_id, owe.step, owe.group, owe.partition, owe.stage, owe.hash, context.member
-            )
-            await self._transport.send(address, need, b"", deadline=Deadline.after(TIMEOUTS.peer_send_s))
-
-    async def store_slice(self, owe: StoreSlice) -> None:
-        data = self._context.slices.get(owe.hash)
-        if data is None:
-            raise NotFound(f"slice {owe.partition} is gone")
-        deadline = Deadline.after(TIMEOUTS.store_request_s)
-        await self._context.blobs.put_many([(owe.hash, data)], "evidence", deadline)
-        self._context.local.stored.add(owe.hash)
 
     def end_step(self) -> None:
         self._asked.clear()
         self._arrived.clear()
+        self.slices.end_step()
 
     def is_known(self, hotkey: str) -> bool:
         """Whether a hotkey may connect: it is a member, as far as we have folded."""
         state = self._context.run_state
         stages = range(len(state.run.cuts)) if state.run else range(0)
         return any(member.hotkey == hotkey for stage in stages for member in members_of(state, stage))
+
+
+def _unpacked(body: Buffer, parts: Sequence[tuple[int, int]]) -> tuple[memoryview, str]:
+    """The bytes, and their hash."""
+    data = unpack(body, parts)
+    return data, blake3(data).hexdigest()
+
+
+async def _off_the_loop(size_bytes: int, work: Callable[[], T]) -> T:
+    """Work on a body in another thread, unless it is so small that the change would take longer."""
+    if size_bytes < SMALL_BYTES:
+        return work()
+    return await asyncio.to_thread(work)

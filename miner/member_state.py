@@ -132,7 +132,7 @@ class StateWork:
 
     def _new_stage(self, stage: int) -> StageWork:
         context = self._context
-        return StageWork(context.plan, stage, context.device, context.settings.graph_memory_bytes)
+        return StageWork(context.plan, stage, context.device, context.settings.graph_budget_bytes)
 
     def distrust(self) -> None:
         """The fold says that this state is wrong: neither it nor what is on disk of it is worked with again."""
@@ -153,14 +153,15 @@ class StateWork:
         seal = log.groups[group]
         indices = partitions_of(state, group, stage.stage)
         await self._merges.gather([(p, seal.hashes[p], *seal.blobs[p]) for p in indices], log.num_counted)
-        merged = {p: context.merged[seal.hashes[p]] for p in indices}
+        hashes = {p: seal.hashes[p] for p in indices}
+        merged = {p: context.merged[hash_] for p, hash_ in hashes.items()}
         merge = stage.merge()
         await self._let_go()
 
         def update() -> str:
             if stage.state.intact and stage.state.next_step == step + 1:
                 return stage.state.stage_root()  # an attempt that was cancelled has come to its end meanwhile
-            sections = merge.merged_sections(merged, total_items=log.num_counted)
+            sections = merge.merged_sections(merged, total_items=log.num_counted, hashes=hashes)
             _drop_sums(stage)
             stage.state.apply_step(step, sections, coefficient_bits=log.coefficient_bits, scalars=log.scalars)
             del sections

@@ -17,23 +17,28 @@ from loguru import logger
 
 from miner.blobs import Blobs
 from miner.boundaries import BoundaryCache
+from miner.caps import Caps, line
 from miner.compute import ComputeThread
 from miner.context import RunContext
 from miner.directives import Directives
 from miner.find_validator import Answered, LossWatch, ValidatorFinder, still_leads
-from miner.hardware import choose_device, prepare_torch
+from miner.hardware import choose_device, limit_memory, memory_taken, prepare_torch
 from miner.heartbeat import HeartbeatHandle
 from miner.member_items import kind_of
 from miner.member_links import Links
+from miner.reach import find_reach
 from miner.run_member import RunMember
 from miner.settings import MinerSettings
 from miner.tokens import TokenSource
 from subnet.chain.connect import connect_chain
 from subnet.model.data import SampleOrder, decode_manifest
 from subnet.model.hardware_class import hardware_class
+from subnet.model.memory import boundary_bytes
 from subnet.model.plan import ModelPlan, ModelUnits
+from subnet.net.base import TransportLimits
 from subnet.net.client import SignedClient
 from subnet.net.streams import StreamTransport
+from subnet.net.tls import Security
 from subnet.protocol.messages import AnyPeerFrame
 from subnet.protocol.signing import Signer
 from subnet.run.events import RunPlanned
@@ -48,7 +53,9 @@ class MinerNode:
         self._settings, self._signer, self._heartbeat = settings, signer, heartbeat
         self._directory = settings.directory.expanduser()
         self._chain = connect_chain(settings.chain, settings.chain_endpoint, hotkey=signer)
-        self._store = BlobClient()
+        self._caps = Caps(settings)
+        self._security = Security(settings.tls, settings.trusted)
+        self._store = BlobClient(upload=self._caps.upload, download=self._caps.download)
         self._finder = ValidatorFinder(settings, signer, self._chain)
         self._client: SignedClient | None = None
         self._member: RunMember | None = None
@@ -99,27 +106,25 @@ class MinerNode:
             threads = plan.config.precision.num_threads
             compute = ComputeThread(on_start=lambda: prepare_torch(threads), kind_of=kind_of)
             device = choose_device(self._settings.device)
+            limit_memory(device, self._caps.vram_bytes)
             golden = await compute.submit("golden", (0,), lambda: hardware_class(plan, device))
             context = await self._context(client, planned, plan, directives, compute, device)
             links = Links(context)
-            transport = StreamTransport[AnyPeerFrame](
-                self._signer,
-                AnyPeerFrame,
-                links.on_frame,
-                host=self._settings.listen_host or self._settings.host,
-                port=self._settings.port,
-                is_known=links.is_known,
-            )
+            transport = self._transport(plan, links, client.receiver)
             await transport.start()
             links.use(transport)
+            await self._find_reach(client, transport.port, context)
             member = RunMember(context, client, self._heartbeat, golden, links)
             directives.on_took = member.on_took
             self._member = member
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(transport.watch(), name="transport")
+                status = group.create_task(self._caps.keep_status(lambda: memory_taken(device)), name="status")
                 await member.run(transport.port)
                 watcher.cancel()
+                status.cancel()
             await member.leave()
+            logger.info("used {}", line(self._caps.report(memory_taken(device))))
             logger.info("run {} has finished; time by kind: {}", run, json.dumps(compute.time_by_kind()))
         finally:
             self._member = None
@@ -129,6 +134,28 @@ class MinerNode:
                 await transport.close()
             if compute is not None:
                 await asyncio.to_thread(compute.stop, TIMEOUTS.shutdown_grace_s)
+
+    def _transport(self, plan: ModelPlan, links: Links, validator: str) -> StreamTransport[AnyPeerFrame]:
+        """The validator may connect as well: that is how it finds out whether others can."""
+        settings = self._settings
+        return StreamTransport[AnyPeerFrame](
+            self._signer,
+            AnyPeerFrame,
+            links.on_frame,
+            host=settings.listen_host or settings.host,
+            port=settings.port,
+            is_known=lambda hotkey: hotkey == validator or links.is_known(hotkey),
+            limits=TransportLimits(boundary_bytes=boundary_bytes(plan)),
+            security=self._security,
+            upload=self._caps.upload,
+            download=self._caps.download,
+        )
+
+    async def _find_reach(self, client: SignedClient, port: int, context: RunContext) -> None:
+        settings = self._settings
+        finding = await find_reach(client, settings.host, settings.announce_port or port)
+        context.reachable = self._caps.reachable = finding.reachable
+        self._caps.reach = finding.text
 
     async def _context(
         self,

@@ -8,19 +8,10 @@ a seal that the fold shows may be acted on.
 from __future__ import annotations
 
 from miner.local_view import BoundaryKey, LocalView
+from miner.owed_boundaries import may_receipt, owed_given, owed_wanted, sources_of
 from miner.owed_merges import owed_merges
-from miner.owes import (
-    ApplySeal,
-    Compute,
-    Fetch,
-    MakeSnapshot,
-    Owe,
-    Push,
-    Refuse,
-    Report,
-    Restore,
-    urgency,
-)
+from miner.owes import ApplySeal, Compute, MakeSnapshot, Owe, Refuse, Report, Restore, urgency
+from miner.ways import receipted_hash
 from subnet.protocol import messages as msg
 from subnet.run import state as st
 from subnet.run.state import Item, RunState, StepWork
@@ -67,7 +58,7 @@ def owed_snapshot(state: RunState, me: Member, stage: int, local: LocalView, owe
     if state.orders.get(stage) != me:
         return
     stored = local.snapshots.get(state.next_step)
-    if stored is None:
+    if stored is None or stored.root != local.root:  # of the stage it served before
         owes.append(MakeSnapshot(state.next_step, stage))
     else:
         owes.append(Report(msg.SnapshotClaim(state.next_step, stage, stored.manifest, stored.root)))
@@ -81,13 +72,13 @@ def owed_work(state: RunState, work: StepWork, me: Member, stage: int, local: Lo
     for m in sorted(work.held.get(me, ())):
         found = items[m]
         if m >= work.num_training:
-            _owed_evaluation(state, work, stage, m, found, local, owes)
+            _owed_evaluation(state, work, me, stage, m, found, local, owes)
         elif not st.is_sealed(state, stage):
             _owed_lease(state, work, me, stage, m, found, local, owes)
     for (at, m, backward), replay in sorted(work.replays.items()):
         if at == stage and replay.member == me:
-            _owed_replay(state, work, stage, m, backward, local, owes)
-    _owed_pushes(work, me, stage, local, owes)
+            _owed_replay(state, work, me, stage, m, backward, local, owes)
+    owed_given(state, work, me, stage, local, owes)
 
 
 def _owed_lease(
@@ -98,21 +89,9 @@ def _owed_lease(
     if found.status == st.DONE:
         return
     if local.added.get((step, m, st.epoch(state, me))) == generation:
-        output = BoundaryKey(step, m, stage, True)
-        owes.append(
-            Report(
-                msg.BackwardReceipt(
-                    step=step,
-                    microbatch=m,
-                    stage=stage,
-                    generation=generation,
-                    input=local.boundaries.get(BoundaryKey(step, m, stage + 1, True), ""),
-                    output=local.boundaries.get(output, ""),
-                    compute_s=local.compute_s.get(output, 0.0),
-                    loss_bits=local.losses.get((step, m)) if stage == len(work.items) - 1 else None,
-                )
-            )
-        )
+        outputs = [BoundaryKey(step, m, stage, backward) for backward in (False, True)]
+        if all(may_receipt(state, work, me, output, local) for output in outputs):
+            owes.append(Report(_backward_receipt(work, stage, m, found, local)))
     elif found.status == st.REVOKING:
         refused = (step, m, generation) in local.refused
         owes.append(
@@ -125,6 +104,22 @@ def _owed_lease(
         owes.append(Report(msg.FailedClaim(step, m, stage, generation, failure, reason)))
     else:
         _owed_passes(state, work, me, stage, m, found, local, owes)
+
+
+def _backward_receipt(work: StepWork, stage: int, m: int, found: Item, local: LocalView) -> msg.BackwardReceipt:
+    """With the forward's output where that wasn't said by itself: whoever has to fetch it knows it by that."""
+    output, forward = BoundaryKey(work.step, m, stage, True), BoundaryKey(work.step, m, stage, False)
+    return msg.BackwardReceipt(
+        step=work.step,
+        microbatch=m,
+        stage=stage,
+        generation=found.generation,
+        input=local.boundaries.get(BoundaryKey(work.step, m, stage + 1, True), ""),
+        output=local.boundaries.get(output, ""),
+        compute_s=local.compute_s.get(output, 0.0),
+        loss_bits=local.losses.get((work.step, m)) if stage == len(work.items) - 1 else None,
+        forward="" if found.forwarded else local.boundaries.get(forward, ""),
+    )
 
 
 def stays_refused(local: LocalView, step: int, m: int, generation: int) -> bool:
@@ -140,16 +135,16 @@ def _owed_passes(
     entry = BoundaryKey(step, m, stage - 1, False)
     forward, gradient = BoundaryKey(step, m, stage, False), BoundaryKey(step, m, stage + 1, True)
     if stage and entry not in local.boundaries:
-        _want(work, stage, entry, local, owes)
+        owed_wanted(state, work, me, entry, local, owes)
         return
     if not last:
         if forward not in local.boundaries:
             owes.append(Compute(step, m, stage, backward=False, generation=found.generation))
             return
-        if not found.forwarded:
+        if not found.forwarded and may_receipt(state, work, me, forward, local):
             owes.append(Report(_forward_receipt(work, stage, m, found, local)))
         if gradient not in local.boundaries:
-            _want(work, stage, gradient, local, owes)
+            owed_wanted(state, work, me, gradient, local, owes)
             return
     epoch = st.epoch(state, me)
     owes.append(Compute(step, m, stage, backward=True, generation=found.generation, epoch=epoch))
@@ -172,7 +167,7 @@ def _forward_receipt(
 
 
 def _owed_evaluation(
-    state: RunState, work: StepWork, stage: int, m: int, found: Item, local: LocalView, owes: list[Owe]
+    state: RunState, work: StepWork, me: Member, stage: int, m: int, found: Item, local: LocalView, owes: list[Owe]
 ) -> None:
     """Forward only; a revoked one may still be finished: whoever is first counts."""
     step, last = work.step, stage == len(work.items) - 1
@@ -180,21 +175,23 @@ def _owed_evaluation(
         failure, reason = local.failures[step, m, found.generation]
         owes.append(Report(msg.FailedClaim(step, m, stage, found.generation, failure, reason)))
         return
-    computed = (step, m) in local.evaluated if last else BoundaryKey(step, m, stage, False) in local.boundaries
+    output = BoundaryKey(step, m, stage, False)
+    computed = (step, m) in local.evaluated if last else output in local.boundaries
     if computed:
         loss = local.losses.get((step, m)) if last else None
-        owes.append(Report(_forward_receipt(work, stage, m, found, local, loss)))
+        if may_receipt(state, work, me, output, local):
+            owes.append(Report(_forward_receipt(work, stage, m, found, local, loss)))
         return
     entry = BoundaryKey(step, m, stage - 1, False)
     if stage and entry not in local.boundaries:
-        _want(work, stage, entry, local, owes)
+        owed_wanted(state, work, me, entry, local, owes)
     else:
         compute = Compute(step, m, stage, backward=False, generation=found.generation, evaluation=True)
         owes.append(compute)
 
 
 def _owed_replay(
-    state: RunState, work: StepWork, stage: int, m: int, backward: bool, local: LocalView, owes: list[Owe]
+    state: RunState, work: StepWork, me: Member, stage: int, m: int, backward: bool, local: LocalView, owes: list[Owe]
 ) -> None:
     """The boundary again, for whoever lacks it; nothing is added."""
     step = work.step
@@ -208,42 +205,10 @@ def _owed_replay(
         if needed and key not in local.boundaries
     ]
     for key in lacking:
-        _want(work, stage, key, local, owes)
+        owed_wanted(state, work, me, key, local, owes)
     if not lacking:
         evaluation = st.is_evaluation(state, m)
         owes.append(Compute(step, m, stage, backward=backward, generation=None, evaluation=evaluation))
-
-
-def _want(work: StepWork, stage: int, key: BoundaryKey, local: LocalView, owes: list[Owe]) -> None:
-    """Asks for a boundary whoever may have it; where that failed for long enough, says that it is missing."""
-    sources = tuple(sources_of(work, key))
-    if key in local.unavailable:
-        owes.append(Report(msg.MissingClaim(key.step, key.microbatch, stage, key.backward)))
-    owes.append(Fetch(key, sources))
-
-
-def sources_of(work: StepWork, key: BoundaryKey) -> list[Member]:
-    """Who makes or made the boundary: the holder of its lease, then whoever replays it."""
-    found = work.items[key.stage].get(key.microbatch)
-    replay = work.replays.get((key.stage, key.microbatch, key.backward))
-    sources = [found.member] if found is not None and found.member is not None and found.status != st.OPEN else []
-    if replay is not None and replay.member not in sources:
-        sources.append(replay.member)
-    return sources
-
-
-def _owed_pushes(work: StepWork, me: Member, stage: int, local: LocalView, owes: list[Owe]) -> None:
-    """My products, to the members that hold the leases they are for."""
-    for to_stage, backward in ((stage + 1, False), (stage - 1, True)):
-        if not 0 <= to_stage < len(work.items):
-            continue
-        for m in sorted(work.live[to_stage]):
-            holder = work.items[to_stage][m].member
-            key = BoundaryKey(work.step, m, stage, backward)
-            if holder is None or key not in local.boundaries or (key, holder) in local.pushed:
-                continue
-            if me in sources_of(work, key):
-                owes.append(Push(key, holder))
 
 
 # --- questions the node asks on the way --------------------------------------------------------------------------
@@ -270,10 +235,16 @@ def accepts_boundary(state: RunState, me: Member, frame: msg.BoundaryFrame) -> b
     found = work.items[info.stage].get(frame.microbatch)
     if frame.stage != wanted or not 0 <= wanted < len(work.items) or found is None:
         return False
-    made = work.items[wanted][frame.microbatch]
-    receipted = made.backward_hash if frame.backward else made.forward_hash
     key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward)
-    return frame.sender in sources_of(work, key) and receipted in ("", frame.hash)
+    return frame.sender in sources_of(work, key) and receipted_hash(work, key) in ("", frame.hash)
+
+
+def still_needs(state: RunState, me: Member, key: BoundaryKey, value: str) -> bool:
+    """Of a boundary that was fetched from the store: is it still of the open step, and what its maker has said?"""
+    work, info = state.work, state.members.get(me)
+    if work is None or info is None or work.step != key.step or abs(key.stage - info.stage) != 1:
+        return False
+    return receipted_hash(work, key) in ("", value)
 
 
 def incarnation(state: RunState, hotkey: str, boot: str) -> tuple[Member | None, bool]:

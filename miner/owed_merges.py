@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from miner.local_view import LocalView
 from miner.owes import Check, Commit, FetchSlice, Fingerprint, Owe, Reduce, Report, SendSlice, StoreSlice
+from miner.ways import by_store, stores_all
 from subnet.protocol import messages as msg
 from subnet.run import state as st
 from subnet.run.state import Merge, RunState, StepWork
@@ -20,11 +21,11 @@ def owed_merges(state: RunState, work: StepWork, me: Member, stage: int, local: 
         return
     mine = my_entry(merge, me, local)
     if mine is not None:
-        _owed_slices(work, me, group, merge, mine, local, owes)
+        _owed_slices(state, work, me, group, merge, mine, local, owes)
         if merge.phase == st.REVEALED and me not in merge.fingerprints:
             _owed_fingerprint(work, stage, group, merge, mine, local, owes)
     if merge.phase == st.REDUCING:
-        _owed_partitions(work, me, group, merge, local, owes)
+        _owed_partitions(state, work, me, group, merge, local, owes)
     elif len(merge.fingerprints) == len(merge.entries) and me not in merge.checks:
         _owed_check(state, work, stage, group, merge, local, owes)
 
@@ -35,6 +36,7 @@ def _owed_commitment(
     """For exactly what the fold shows me done, if exactly that is in my sum; else silence voids it.
 
     Maxima have no linear fingerprint: at calibration everybody checks by merging the slices again, so they are stored.
+    So are slices that nobody can have straight.
     """
     done, epoch = st.done_set(state, me), st.epoch(state, me)
     if not done or not sum_is(done, work, local, epoch):
@@ -44,7 +46,7 @@ def _owed_commitment(
         owes.append(Commit(work.step, group, epoch, done))
         return
     unstored = [(p, value) for p, value in commitment.hashes if value not in local.stored]
-    if work.step == CALIBRATION_STEP and unstored:
+    if unstored and (work.step == CALIBRATION_STEP or stores_all(state, me)):
         owes.extend(StoreSlice(work.step, group, p, value) for p, value in unstored)
     else:
         owes.append(Report(msg.CommitClaim(work.step, group, merge.number, commitment)))
@@ -62,18 +64,28 @@ def my_entry(merge: Merge, me: Member, local: LocalView) -> Commitment | None:
 
 
 def _owed_slices(
-    work: StepWork, me: Member, group: int, merge: Merge, mine: Commitment, local: LocalView, owes: list[Owe]
+    state: RunState,
+    work: StepWork,
+    me: Member,
+    group: int,
+    merge: Merge,
+    mine: Commitment,
+    local: LocalView,
+    owes: list[Owe],
 ) -> None:
     for partition, value in mine.hashes:
         owner = merge.owners[partition]
         awaited = merge.phase == st.REDUCING and owner != me and partition not in merge.merged
-        if awaited and (value, owner) not in local.sent:
+        stores = awaited and by_store(state, me, owner)
+        if awaited and not stores and (value, owner) not in local.sent:
             owes.append(SendSlice(work.step, group, partition, value, owner))
-        if (merge.routed or merge.tracing) and value not in local.stored:
+        if (stores or merge.routed or merge.tracing) and value not in local.stored:
             owes.append(StoreSlice(work.step, group, partition, value))
 
 
-def _owed_partitions(work: StepWork, me: Member, group: int, merge: Merge, local: LocalView, owes: list[Owe]) -> None:
+def _owed_partitions(
+    state: RunState, work: StepWork, me: Member, group: int, merge: Merge, local: LocalView, owes: list[Owe]
+) -> None:
     """The partitions I own: gather what the manifest names, and nothing else; merge; say so once the store has it."""
     version = (work.step, group, merge.version)
     for partition, owner in enumerate(merge.owners):
@@ -102,9 +114,8 @@ def _owed_partitions(work: StepWork, me: Member, group: int, merge: Merge, local
             hashes.append(value)
             if entry.member != me and value not in local.slices:
                 lacking = True
-                owes.append(
-                    FetchSlice(work.step, group, partition, entry.stage, value, entry.member, routed=merge.routed)
-                )
+                routed = merge.routed or by_store(state, me, entry.member)
+                owes.append(FetchSlice(work.step, group, partition, entry.stage, value, entry.member, routed=routed))
         if not lacking:
             owes.append(Reduce(work.step, group, merge.version, partition, tuple(hashes)))
 

@@ -46,6 +46,24 @@ class Fetch(msgspec.Struct, frozen=True):
     sources: tuple[Member, ...]
 
 
+class FetchStored(msgspec.Struct, frozen=True):
+    """Get the boundary from the store, where its receipted hash is its address."""
+
+    key: BoundaryKey
+    hash: str
+
+
+class StoreBoundary(msgspec.Struct, frozen=True):
+    """Put a boundary of mine into the store; then note ``turn`` in ``LocalView.in_store``.
+
+    ``turn``: 0, or the generation of the replay that asks for it once more.
+    """
+
+    key: BoundaryKey
+    hash: str
+    turn: int
+
+
 class Push(msgspec.Struct, frozen=True):
     """Send a boundary of mine to the member whose lease it is for; then put it into ``LocalView.pushed``."""
 
@@ -103,6 +121,28 @@ class Reduce(msgspec.Struct, frozen=True):
     hashes: tuple[str, ...]
 
 
+class FetchMerged(msgspec.Struct, frozen=True):
+    """Have the bytes of a merged partition before they are checked; then put its hash into ``LocalView.fetched``."""
+
+    step: int
+    group: int
+    version: int
+    partition: int
+    hash: str
+    blob: str
+    size_bytes: int
+
+
+class Examine(msgspec.Struct, frozen=True):
+    """Fingerprint the merged partitions under the revealed seed, before it is known what they have to be."""
+
+    step: int
+    group: int
+    version: int
+    seed: str
+    partitions: tuple[int, ...]
+
+
 class Fingerprint(msgspec.Struct, frozen=True):
     """Fingerprints of my committed slices under the revealed seed."""
 
@@ -149,13 +189,17 @@ Owe = (
     | Compute
     | Refuse
     | Fetch
+    | FetchStored
+    | StoreBoundary
     | Push
     | Commit
     | SendSlice
     | StoreSlice
     | FetchSlice
     | Reduce
+    | FetchMerged
     | Fingerprint
+    | Examine
     | Check
     | ApplySeal
     | Restore
@@ -169,12 +213,16 @@ _RANK: dict[type, int] = {
     ApplySeal: 3,
     Check: 4,
     Fingerprint: 5,
+    Examine: 5,
     Reduce: 6,
+    FetchMerged: 10,
     Commit: 7,
     SendSlice: 8,
     StoreSlice: 9,
     FetchSlice: 10,
+    StoreBoundary: 11,
     Push: 11,
+    FetchStored: 12,
     Fetch: 12,
     Compute: 13,
     MakeSnapshot: 14,

@@ -21,7 +21,7 @@ from miner.blobs import BlobRef
 from miner.sources import Holdings
 from subnet.errors import Busy, HashMismatch, InputError, IotaError, NotFound, Unreachable
 from subnet.model.snapshots import CHUNK_BYTES, LIMIT_MANIFEST_BYTES
-from subnet.net.base import PeerAddress, Transport
+from subnet.net.base import PeerAddress, Priority, Transport, send_deadline
 from subnet.protocol.messages import (
     LIMIT_PIECE_BYTES,
     AnyPeerFrame,
@@ -86,16 +86,16 @@ class PeerBlobs:
     # --- asking ------------------------------------------------------------------------------------------------
 
     def donors(self, blob: str) -> list[Member]:
-        """Live replicas of this member's stage that have a state, in the blob's own order."""
+        """Live replicas of this member's stage that have a state and can be reached, in the blob's own order."""
         me, state, now = self._node.member(), self._node.state(), asyncio.get_running_loop().time()
         info = state.members.get(me) if me is not None else None
-        if info is None:
+        if info is None or not info.reachable:
             return []
         self._passed_over = {k: until for k, until in self._passed_over.items() if k in state.members and until > now}
         found = [
             member
             for member, other in state.members.items()
-            if member != me and other.stage == info.stage and other.version is not None
+            if member != me and other.stage == info.stage and other.version is not None and other.reachable
         ]
         return sorted(
             (member for member in found if member not in self._passed_over),
@@ -173,7 +173,7 @@ class PeerBlobs:
         self._asked[want.request] = asked
         limit = deadline.sooner(self._piece_s)
         try:
-            await self._transport.send(address, want, b"", deadline=limit)
+            await self._transport.send(address, want, b"", priority=Priority.CONTROL, deadline=limit)
             async with limit.limit(f"a piece of blob {blob[:10]} from {donor}"):
                 return await asked.answer
         finally:
@@ -242,4 +242,7 @@ class PeerBlobs:
 
     async def _send(self, address: PeerAddress, frame: AnyPeerFrame, body: Buffer) -> None:
         if self._transport is not None:
-            await self._transport.send(address, frame, body, deadline=Deadline.after(TIMEOUTS.peer_send_s))
+            priority = Priority.REST if isinstance(frame, BlobPieceFrame) else Priority.CONTROL
+            await self._transport.send(
+                address, frame, body, priority=priority, deadline=send_deadline(memoryview(body).nbytes)
+            )

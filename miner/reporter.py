@@ -16,7 +16,15 @@ from miner.context import RunContext
 from subnet.errors import IotaError
 from subnet.net.client import SignedClient
 from subnet.protocol import wire
-from subnet.protocol.messages import AnyClaim, BackwardReceipt, ForwardReceipt, LeavingClaim, Report, ReportAnswer
+from subnet.protocol.messages import (
+    AnyClaim,
+    BackwardReceipt,
+    ForwardReceipt,
+    LeavingClaim,
+    Report,
+    ReportAnswer,
+    StoreUse,
+)
 from subnet.protocol.signing import sign_statement
 from subnet.timing import TIMEOUTS, Backoff, Deadline
 from subnet.words import PROTOCOL_VERSION
@@ -38,6 +46,7 @@ class Reporter:
         self._sent: dict[AnyClaim, _Sent] = {}
         self._due: list[AnyClaim] = []
         self._lazy_since_s: float | None = None
+        self._said_use = StoreUse()
         self._wake = asyncio.Event()
         self.void = asyncio.Event()
         """Set when the coordinator doesn't know this incarnation (any more)."""
@@ -92,10 +101,22 @@ class Reporter:
         root = wire.merkle_root(receipts) if receipts else b""
         signature = sign_statement(context.signer, PURPOSE_RECEIPTS, root) if receipts else b""
         cursor = context.directives.cursor
-        report = Report(PROTOCOL_VERSION, context.run_id, member, cursor, tuple(claims), root, signature)
+        used, process = context.blobs.used, context.blobs.process
+        report = Report(
+            version=PROTOCOL_VERSION,
+            run=context.run_id,
+            member=member,
+            cursor=cursor,
+            claims=tuple(claims),
+            receipts_root=root,
+            receipts_signature=signature,
+            process=process,
+            used=used if used != self._said_use else None,
+        )
         answer = await self._client.request(
             "POST", "/v1/reports", report, ReportAnswer, deadline=Deadline.after(TIMEOUTS.http_request_s)
         )
+        self._said_use = used
         if not answer.known:
             self.void.set()
             context.wake()

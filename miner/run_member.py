@@ -20,13 +20,17 @@ from miner.member_links import Links
 from miner.member_merge import MergeWork
 from miner.member_state import StateWork
 from miner.owed import incarnation, may_add, owed
+from miner.owed_ahead import owed_ahead
 from miner.owes import (
     ApplySeal,
     Check,
     Commit,
     Compute,
+    Examine,
     Fetch,
+    FetchMerged,
     FetchSlice,
+    FetchStored,
     Fingerprint,
     MakeSnapshot,
     Owe,
@@ -36,9 +40,11 @@ from miner.owes import (
     Report,
     Restore,
     SendSlice,
+    StoreBoundary,
     StoreSlice,
 )
 from miner.reporter import Reporter
+from miner.store_links import StoreLinks
 from miner.waiting import why_waiting
 from subnet.errors import IotaError, Refused
 from subnet.logs import ReasonLog
@@ -68,6 +74,7 @@ class RunMember:
         self._hardware_class, self.links = hardware_class, links
         self._items, self._merges = ItemWork(context), MergeWork(context)
         self._states = StateWork(context, self._merges)
+        self._store_links = StoreLinks(context)
         self._reporter = Reporter(context, client)
         self._reasons = ReasonLog()
         self._wake = asyncio.Event()
@@ -118,6 +125,7 @@ class RunMember:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=TIMEOUTS.shutdown_grace_s)
+        await self._store_links.close()
         await self._states.close()
         await self._context.tokens.close()
 
@@ -164,6 +172,7 @@ class RunMember:
                 port=context.settings.announce_port or self._peer_port,
                 hardware_class=self._hardware_class,
                 seen=context.directives.cursor,
+                reachable=context.reachable,
             )
             try:
                 answer = await self._client.request(
@@ -210,6 +219,7 @@ class RunMember:
             self._sync_incarnation()
             if context.member is not None:
                 self.links.admit_early()
+                self.links.slices.admit_early()
                 self._drop_stale_jobs()
                 self._start_owed(context.member)
                 self._states.save_when_due()
@@ -228,9 +238,13 @@ class RunMember:
     def _start_owed(self, member: Member) -> None:
         context = self._context
         now = asyncio.get_running_loop().time()
-        owes = owed(context.run_state, member, context.local)
-        self._reporter.owe([owe.claim for owe in owes if isinstance(owe, Report)], idle=not len(context.compute))
+        owes = dict.fromkeys(
+            [*owed(context.run_state, member, context.local), *owed_ahead(context.run_state, member, context.local)]
+        )
+        claims = [owe.claim for owe in owes if isinstance(owe, Report)]
+        self._reporter.owe(claims, idle=not len(context.compute) or self._store_links.awaited(claims))
         reductions: list[Reduce] = []
+        fetches: list[FetchMerged] = []
         for owe in owes:
             if isinstance(owe, Report) or now < self._not_before.get(owe, (0.0, 0.0))[0]:
                 continue
@@ -238,10 +252,14 @@ class RunMember:
                 self._refuse(owe)
             elif isinstance(owe, Reduce):
                 reductions.append(owe)
+            elif isinstance(owe, FetchMerged):
+                fetches.append(owe)
             elif not (isinstance(owe, Compute) and self._items.held_back(owe)):
                 self._start([owe], self._work(owe))
         if reductions:
             self._start(reductions, self._merges.reduce(reductions))
+        if fetches:
+            self._start(fetches, self._merges.fetch_merged(fetches))
 
     def _work(self, owe: Owe) -> Coroutine[Any, Any, None]:
         match owe:
@@ -251,26 +269,33 @@ class RunMember:
                 return self.links.push(owe)
             case Fetch():
                 return self.links.fetch(owe)
+            case FetchStored():
+                return self._store_links.fetch_stored(owe)
+            case StoreBoundary():
+                return self._store_links.store_boundary(owe)
             case Commit():
                 return self._merges.commit(owe)
             case SendSlice():
-                return self.links.send_slice(owe)
+                return self.links.slices.send(owe)
             case FetchSlice():
-                return self.links.fetch_slice(owe)
+                return self._store_links.fetch_slice(owe) if owe.routed else self.links.slices.fetch(owe)
             case StoreSlice():
-                return self.links.store_slice(owe)
+                return self._store_links.store_slice(owe)
             case Fingerprint():
                 return self._merges.fingerprint(owe)
+            case Examine():
+                return self._merges.examine(owe)
             case Check():
                 return self._merges.check(owe)
             case ApplySeal():
                 self.links.end_step()
+                self._store_links.end_step()
                 return self._states.apply_seal(owe)
             case Restore():
                 return self._states.restore(owe)
             case MakeSnapshot():
                 return self._states.snapshot(owe)
-            case Report() | Refuse() | Reduce():
+            case Report() | Refuse() | Reduce() | FetchMerged():
                 raise RuntimeError(f"{type(owe).__name__} is started elsewhere")
 
     def _start(self, owes: Sequence[Owe], work: Coroutine[Any, Any, None]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from subnet.errors import ConfigError
+from subnet.net.tls import Security, TlsMode
 
 
 class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,15 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A larger state isn't kept."""
     disk_reserve_bytes: int = 256 << 20
     """Bytes that caches leave free on the disk."""
+    tls: TlsMode = "auto"
+    """Connections with other miners are encrypted: ``auto``: except with those on this machine and in ``trusted``."""
+    trusted: tuple[str, ...] = ()
+    """Private networks (CIDR) in which connections need not be encrypted."""
+    upload_bytes_per_s: float | None = None
+    """To peers and store together; None: no limit."""
+    download_bytes_per_s: float | None = None
+    vram_bytes: int | None = None
+    """Of the device's memory: what PyTorch may take of a CUDA device, what graphs may take on the CPU; None: no limit."""
     exit_when_finished: bool = False
     """End the process when the run has finished, instead of waiting for the next one."""
 
@@ -54,6 +64,11 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Validators to ask, in order; empty: those of the chain."""
         first = (self.validator_url,) if self.validator_url else ()
         return tuple(dict.fromkeys((*first, *self.more_validator_urls)))
+
+    @property
+    def graph_budget_bytes(self) -> int:
+        """What retained graphs may take."""
+        return self.graph_memory_bytes if self.vram_bytes is None else min(self.graph_memory_bytes, self.vram_bytes)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -66,3 +81,13 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("graph_memory_bytes", "boundary_memory_bytes", "boundary_disk_bytes", "cache_disk_bytes"):
             if getattr(self, name) < 1 << 20:
                 raise ConfigError(f"{name} = {getattr(self, name)} is not allowed", hint="allowed: 1 MiB or more")
+        for flag, limit in (
+            ("upload", self.upload_bytes_per_s),
+            ("download", self.download_bytes_per_s),
+            ("vram", self.vram_bytes),
+        ):
+            if limit is not None and not limit >= 1000:
+                raise ConfigError(f"--limit.{flag} = {limit:g} is not allowed", hint="allowed: 1 kB (each second) or more")
+        if self.trusted and self.tls != "auto":
+            raise ConfigError(f"--peer.trusted has no effect with --peer.tls {self.tls}", hint="leave one of them out")
+        Security(self.tls, self.trusted)  # raises where they can't be used

@@ -74,7 +74,7 @@ class StagePartial:
 @dataclass(frozen=True)
 class ForwardResult:
     output: memoryview | None
-    """fp32 hidden states (rows, L, H), or None at the last stage."""
+    """Hidden states (rows, L, H) in the run's code, or None at the last stage."""
     loss_bits: int | None
     """fp32 bits of the microbatch's mean loss, at the last stage."""
     compute_s: float
@@ -83,7 +83,7 @@ class ForwardResult:
 @dataclass(frozen=True)
 class BackwardResult:
     output: memoryview | None
-    """fp32 gradient of the stage's input, or None at the first stage."""
+    """Gradient of the stage's input in the run's code, or None at the first stage."""
     loss_bits: int | None
     stats: ItemStats | None
     """None for a replay, which adds nothing."""
@@ -182,6 +182,7 @@ class StageExecutor:
             loss_bits = sum_bits(losses) if self._is_last else None
             if training:
                 check_finite(item, output, loss_bits)
+            output = self._shape.coded(output)
         if keep:
             self._graphs[item] = graphs
         return ForwardResult(output, loss_bits, self._clock.now_s() - began)
@@ -227,6 +228,7 @@ class StageExecutor:
             output = None if self._is_first else boundary_bytes(out)
             loss_bits = sum_bits(losses) if self._is_last else None
             check_finite(item, output, loss_bits)
+            output = self._shape.coded(output)
         stats: ItemStats | None = None
         if partial is None:
             check_gradients(item, summed.grads)

@@ -55,6 +55,22 @@ def build_parser() -> argparse.ArgumentParser:
         default=default.announce_port,
         help="port other miners reach us at, where it isn't --peer.port (a forwarded one); 0 = the same",
     )
+    network.add_argument(
+        "--peer.tls",
+        dest="tls",
+        choices=["auto", "always", "never"],
+        default=default.tls,
+        help="encrypt connections with other miners; auto: except on this machine and in trusted networks",
+    )
+    network.add_argument(
+        "--peer.trusted",
+        dest="trusted",
+        metavar="NETWORK",
+        action="extend",
+        nargs="+",
+        default=[],
+        help="private networks in which connections need not be encrypted, such as 10.0.0.0/8",
+    )
     own = parser.add_argument_group("this machine")
     own.add_argument("--dir", dest="directory", type=Path, default=default.directory, help="caches of this miner")
     own.add_argument("--device", dest="device", default=default.device, help="auto, cpu, cuda or cuda:N")
@@ -66,13 +82,22 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         gib: float = getattr(default, f"{flag}_bytes") / GIB
         own.add_argument(f"--limit.{flag}_gib", dest=f"{flag}_gib", type=float, default=gib, help=what)
+    own.add_argument(
+        "--limit.upload", dest="upload", default=None, metavar="RATE", help="12.5MB or 100Mbit each second; peers and store"
+    )
+    own.add_argument("--limit.download", dest="download", default=None, metavar="RATE", help="the same, the other way")
+    own.add_argument(
+        "--limit.vram", dest="vram", default=None, metavar="SIZE", help="6GiB: of the GPU; on the CPU of retained graphs"
+    )
     own.add_argument("--exit_when_finished", action="store_true", help="end when the run has finished")
     return parser
 
 
 def settings_from(flags: argparse.Namespace) -> MinerSettings:
     from miner.settings import MinerSettings
+    from subnet.net.rate import bytes_per_s, num_bytes
 
+    upload, download, vram = flags.upload, flags.download, flags.vram
     return MinerSettings(
         netuid=flags.netuid,
         chain=flags.network,
@@ -93,6 +118,11 @@ def settings_from(flags: argparse.Namespace) -> MinerSettings:
         boundary_memory_bytes=round(flags.boundary_memory_gib * GIB),
         boundary_disk_bytes=round(flags.boundary_disk_gib * GIB),
         cache_disk_bytes=round(flags.cache_disk_gib * GIB),
+        tls=flags.tls,
+        trusted=tuple(flags.trusted),
+        upload_bytes_per_s=bytes_per_s(upload, "--limit.upload") if upload is not None else None,
+        download_bytes_per_s=bytes_per_s(download, "--limit.download") if download is not None else None,
+        vram_bytes=num_bytes(vram, "--limit.vram") if vram is not None else None,
         exit_when_finished=flags.exit_when_finished,
     )
 

@@ -30,7 +30,20 @@ def build_parser() -> argparse.ArgumentParser:
         "--store.url",
         dest="store_url",
         default=None,
-        help=f"object store (iota store serve); without it {default.store_url}",
+        help=f"object store: of iota store serve, or s3://BUCKET[/PREFIX]; without it {default.store_url}",
+    )
+    own.add_argument(
+        "--store.endpoint", dest="store_endpoint", default="", metavar="URL", help="of an S3 server; without it AWS's"
+    )
+    own.add_argument("--store.region", dest="store_region", default="", help="of the bucket")
+    own.add_argument(
+        "--store.credentials",
+        dest="store_credentials",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="for S3, in the form of ~/.aws/credentials, readable by its owner only; "
+        "without it AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or wherever AWS's tools look",
     )
     own.add_argument(
         "--store.secret", dest="store_secret", type=Path, default=default.store_secret, help="file shared with it"
@@ -80,6 +93,9 @@ def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
         store_url=flags.lead_from or flags.store_url or ValidatorSettings().store_url,
         lead_from=flags.lead_from is not None,
         lead_runs=tuple(flags.lead_runs),
+        store_endpoint=flags.store_endpoint,
+        store_region=flags.store_region,
+        store_credentials=flags.store_credentials,
         store_secret=Path(flags.store_secret).expanduser(),
         submitters=tuple(flags.submitters),
         set_weights=not flags.weights_off,

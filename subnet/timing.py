@@ -151,6 +151,7 @@ class Timeouts:
     stall_first_s: float = _wait(120, "The same before the first step of a run has been sealed.")
     http_request_s: float = _wait(10, "One try of a request to the validator.")
     store_request_s: float = _wait(30, "One try of a transfer from or to the store.")
+    store_open_s: float = _wait(120, "A validator without an index of its store has read what the last one left there.")
     store_probe_s: float = _wait(3, "The store answers the validator's look at it within this time, or it is away.")
     stream_keepalive_s: float = _wait(5, "The validator says something on each stream this often.")
     stream_idle_s: float = _wait(15, "A stream that said nothing for this long is opened anew.")

@@ -15,6 +15,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from seaweed import RUNNING, seaweed  # noqa: F401 - a fixture
+
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +48,7 @@ def nothing_left_behind() -> Iterator[None]:
     """No child process and no socket outlives a test."""
     children, sockets = _children(), _sockets()
     yield
-    left = _children() - children
+    left = _children() - children - RUNNING
     assert not left, f"child processes outlived the test: {left}"
     if _sockets() > sockets:
         gc.collect()  # slow once torch is loaded, so only where something is left

@@ -179,7 +179,7 @@ class FaultSim(Sim):
         if isinstance(event, ev.Gone):
             self.judge_gone(event)
         if isinstance(event, ev.StepPlanned) and event.step == -1 and self.cell.role == "joiner" and not self.joiner:
-            self.joiner = FaultMiner(self, f"hot{len(self.miners)}")
+            self.joiner = self.new_miner(f"hot{len(self.miners)}")
             self.miners.append(self.joiner)
         if self.cell.phase == "trace" and not self.liars:
             self.choose_accuser(coordinator.state, event)
@@ -234,7 +234,7 @@ class FaultSim(Sim):
     def new_coordinator(self, journal: list[ev.Record], term: int, acknowledged: int, segments: int) -> Coordinator:
         return FaultCoordinator(self, journal, term, acknowledged, segments)
 
-    def new_miner(self, hotkey: str) -> Miner:
+    def new_miner(self, hotkey: str) -> FaultMiner:
         return FaultMiner(self, hotkey)
 
     # --- the schedule
@@ -325,7 +325,7 @@ class FaultSim(Sim):
             if "a miner for stage" in text and str(self.stage) in text:
                 self.named_pause = True
             if self.named_pause and self.now >= self.fired_at + 5 and self.effect.needs_help and len(self.miners) < 9:
-                self.miners.append(FaultMiner(self, f"hot{len(self.miners)}"))
+                self.miners.append(self.new_miner(f"hot{len(self.miners)}"))
 
 
 def attempt(cell: Cell) -> FaultSim:

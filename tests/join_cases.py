@@ -81,8 +81,9 @@ class TrainedRun:
     log_blobs: set[str]
 
 
-def trained_run() -> TrainedRun:
-    plan = tiny_plan((0,))
+def trained_run(**changes: Any) -> TrainedRun:
+    """``changes``: of the model's config."""
+    plan = tiny_plan((0,), **changes)
     store, state = StoredBlobs(), st.new_state()
     (executor,) = swarm_member = executors(plan)
     manifest = store.put(executor.state.snapshot(lambda blob, data: store.there.update({blob: bytes(data)})).encode())

@@ -15,6 +15,7 @@ from once_hands import Hand
 from schedule_nodes import POLICY
 
 from miner import owed as owing
+from miner.owed_ahead import owed_ahead
 from subnet.errors import Refusal
 from subnet.protocol import messages as msg
 from subnet.run import apply as folding
@@ -204,7 +205,7 @@ class Case:
         hand.me = me
         while hand.running and (most >= ALL or self.chance(0.6)):
             hand.finish_one()
-        owes = owing.owed(state, me, hand.local)
+        owes = [*owed_ahead(state, me, hand.local), *owing.owed(state, me, hand.local)]
         for owe in owes[:most]:
             hand.do(owe, self)
         return bool(owes or hand.running)

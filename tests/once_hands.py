@@ -14,7 +14,9 @@ from miner.owes import (
     Check,
     Commit,
     Compute,
+    Examine,
     Fetch,
+    FetchMerged,
     FetchSlice,
     Fingerprint,
     MakeSnapshot,
@@ -81,6 +83,10 @@ class Hand:
             case Reduce():
                 merged = MergedLocally("+".join(owe.hashes), "+".join(owe.hashes), 8, "1")
                 local.merged[(owe.step, owe.group, owe.version), owe.partition] = merged
+            case FetchMerged():
+                local.fetched.add(owe.hash)
+            case Examine():
+                local.examined.add(((owe.step, owe.group, owe.version), owe.seed))
             case Fingerprint():
                 values = tuple((p, (1,)) for p in owe.partitions)
                 local.fingerprints[(owe.step, owe.group, owe.version), owe.seed] = values
@@ -129,3 +135,4 @@ class Hand:
         assert self.me is not None
         commitment = Commitment(self.me, stage, owe.microbatches, hashes)
         self.local.commitments[owe.step, owe.epoch, owe.microbatches] = commitment
+        self.local.made[owe.step, owe.epoch, owe.microbatches] = dict(hashes)

@@ -9,12 +9,15 @@ from schedule_nodes import Bad
 
 from miner import owed as owing
 from miner.local_view import BoundaryKey, LocalView, MergedLocally, StoredLocally
+from miner.owed_ahead import owed_ahead
 from miner.owes import (
     ApplySeal,
     Check,
     Commit,
     Compute,
+    Examine,
     Fetch,
+    FetchMerged,
     FetchSlice,
     Fingerprint,
     MakeSnapshot,
@@ -154,7 +157,8 @@ class Miner:
         for owe in list(self.running):
             self.finish(owe)
         wanted: set[BoundaryKey] = set()
-        for owe in owing.owed(self.state, me, self.local):
+        ahead = owed_ahead(self.state, me, self.local) if self.sim.ahead else []
+        for owe in [*owing.owed(self.state, me, self.local), *ahead]:
             if isinstance(owe, Fetch):
                 wanted.add(owe.key)
             self.do(me, owe)
@@ -192,6 +196,11 @@ class Miner:
             case MakeSnapshot() if self.writes and self.lie not in ("nosnap", "mute"):
                 manifest = self.sim.put((owe.step, owe.stage, self.w))
                 self.local.snapshots[owe.step] = StoredLocally(manifest, self.local.root)
+            case FetchMerged():
+                if self.reads and owe.blob in self.sim.store:
+                    self.local.fetched.add(owe.hash)
+            case Examine():
+                self.local.examined.add(((owe.step, owe.group, owe.version), owe.seed))
             case Commit() | SendSlice() | StoreSlice() | FetchSlice() | Reduce() | Fingerprint() | Check():
                 if self.lie != "mute":
                     getattr(self, f"do_{type(owe).__name__}")(me, owe)
@@ -306,6 +315,7 @@ class Miner:
         self.own_slices.update((toy.name(values), values) for values in sums.values())
         commitment = Commitment(me, self.local.restored_stage, owe.microbatches, hashes)
         self.local.commitments[owe.step, owe.epoch, owe.microbatches] = commitment
+        self.local.made[owe.step, owe.epoch, owe.microbatches] = dict(hashes)
 
     def do_SendSlice(self, me: Member, owe: SendSlice) -> None:
         if owe.to in self.sim.addresses:

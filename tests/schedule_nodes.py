@@ -190,7 +190,7 @@ class Coordinator:
 
     def _claim(self, source: Miner, member: Member, claim: msg.AnyClaim) -> None:
         self.watch.heard(member, self.now)
-        for blob in intake.blobs_to_confirm(claim):
+        for blob in (*intake.blobs_to_confirm(claim), *intake.boundary_to_confirm(self.state, member, claim)):
             if self.sim.answers(self) and blob in self.sim.store:
                 self.watch.blob_confirmed(blob)
         events = intake.admit(self.state, member, claim, self.watch)

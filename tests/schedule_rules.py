@@ -13,7 +13,7 @@ import schedule_toy as toy
 from miner import owed, owed_merges
 from subnet.run import state, work
 from subnet.words import Member
-from validator import decide_leases, decide_members, decide_merges, intake, journal_core
+from validator import decide_leases, decide_members, decide_merges, intake, journal_core, lost_boundaries
 
 Remove = Callable[[Any, Any], None]
 
@@ -68,7 +68,7 @@ def backoff(patch: Any, sim: Any) -> None:
 def replay(patch: Any, sim: Any) -> None:
     """A lost boundary whose producer is done is never made again."""
     patch.setattr(intake, "replay_allowed", _always(False))
-    patch.setattr(decide_leases, "replay_allowed", _always(False))
+    patch.setattr(lost_boundaries, "replay_allowed", _always(False))
 
 
 def skipseal(patch: Any, sim: Any) -> None:
@@ -187,7 +187,7 @@ def hunt(rule: str, profile: str, lie: str, seeds: Iterable[int]) -> tuple[int, 
 
     for seed in seeds:
         with pytest.MonkeyPatch.context() as patch:
-            sim = Sim(seed, profile=profile, lie=lie, checks_all=False)
+            sim = Sim(seed, profile=profile, lie=lie, checks_all=False, ahead=False)
             RULES[rule](patch, sim)
             try:
                 sim.run()

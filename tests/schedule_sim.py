@@ -48,7 +48,9 @@ MAX_PASSES = 400
 class Sim(Audit):
     """One schedule, all of it decided by ``seed``."""
 
-    def __init__(self, seed: int, *, profile: str = "", lie: str = "", checks_all: bool = True) -> None:
+    def __init__(
+        self, seed: int, *, profile: str = "", lie: str = "", checks_all: bool = True, ahead: bool = True
+    ) -> None:
         self.rng = random.Random(seed)
         self.seed, self.profile = seed, profile
         self.liars: dict[str, str] = {}
@@ -57,6 +59,8 @@ class Sim(Audit):
         count = self._choose(lie)
         self.reference = toy.Reference(self.run_planned)
         self.checks_all = checks_all
+        self.ahead = ahead
+        """Whether members begin with a merge before they are asked to."""
         self.repeats = True
         self.demands_effect = True
         self.leads_on_acknowledged = True

@@ -8,6 +8,7 @@ import pytest
 import schedule_toy as toy
 
 from subnet.errors import ConfigError, Refusal
+from subnet.numerics.owners import choose_owners
 from subnet.protocol import messages as msg
 from subnet.run import events as ev
 from subnet.run import state as st
@@ -18,7 +19,6 @@ from validator.decide import decide, waiting_for
 from validator.decide_leases import window
 from validator.decision import FinishRun
 from validator.intake import Ignored, admit, admit_join
-from validator.ownership import choose_owners
 from validator.policy import Policy
 from validator.watch import Watch
 

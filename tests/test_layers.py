@@ -106,7 +106,10 @@ def test_libraries_live_where_they_may(path: Path) -> None:
     if "bittensor" in tops:
         assert relative.startswith(("subnet/chain/", "subnet/protocol/signing.py")), f"{relative} imports bittensor"
     if "sqlite3" in tops:
-        assert relative.startswith(("validator/journal", "subnet/chain/local")), f"{relative} imports sqlite3"
+        allowed = ("validator/journal", "subnet/chain/local", "subnet/store/hold_index.py")
+        assert relative.startswith(allowed), f"{relative} imports sqlite3"
+    if tops & {"boto3", "botocore"}:
+        assert relative.startswith("subnet/store/s3_"), f"{relative} imports boto3"
 
 
 @pytest.mark.parametrize("path", _modules(), ids=lambda p: str(p.relative_to(ROOT)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,13 @@ from rich.console import Console
 
 from iota.plan import Plan, human_bytes, human_count, make_plan, measure_unit_costs, render, snapshot_bytes
 from subnet.errors import ConfigError
+from subnet.model.items import ItemShape
 from subnet.model.memory import (
     Budgets,
     LayerWidths,
     bf16_copy_bytes,
     boundary_bytes,
+    boundary_bytes_per_token,
     graph_bytes,
     graphs_in_flight,
     layer_saved_bytes,
@@ -27,6 +30,7 @@ from subnet.model.memory import (
 from subnet.model.plan import ModelPlan
 from subnet.model.registry import load_architecture, plan_model
 from subnet.model.stage import build_stage
+from subnet.numerics.codes import encode
 from subnet.numerics.slices import slice_size
 from subnet.run.config import (
     DataSection,
@@ -74,12 +78,15 @@ def run_config(
     attention: str = "sdpa",
     packing: str = "bytes",
     microbatches: int = 8,
+    code: str = "raw",
 ) -> RunConfig:
     return RunConfig(
         run=RunSection(name="r"),
         model=ModelSection(config=model, attention=attention),
         data=DataSection(sequence_length=length),
-        pipeline=PipelineSection(stages=stages, microbatches=microbatches, microbatch_rows=rows, chunks=chunks),
+        pipeline=PipelineSection(
+            stages=stages, microbatches=microbatches, microbatch_rows=rows, chunks=chunks, boundary_code=code
+        ),
         precision=PrecisionSection(compute=compute),
         merge=MergeSection(packing=packing),
     )
@@ -181,6 +188,25 @@ def test_memory_of_the_29m_model() -> None:
             memory.phase_bytes("compute"), memory.phase_bytes("merge")
         )
         assert {term.phase for term in memory.terms} == {"always", "compute", "merge"}
+
+
+@pytest.mark.parametrize("code", ["raw", "int8", "int4"])
+def test_boundaries_are_as_long_as_they_are_sent(code: str) -> None:
+    config = run_config(rows=4, chunks=2, code=code)
+    plan = model_plan(config, (0, 2))
+    sent = encode(code, torch.randn(4 * 32, 48).numpy(), 2)
+    assert boundary_bytes(plan) == sent.nbytes == ItemShape.of(plan).boundary_size_bytes
+    assert boundary_bytes_per_token(plan) == sent.nbytes / 128
+    memory = stage_memory(plan, 0)
+    assert memory.size_of("received boundaries") == 8 * sent.nbytes
+    assert memory.size_of("coding") == (0 if code == "raw" else 4 * 128 * 48)
+    made = make_plan(config)
+    assert (made.boundary_code, made.boundary_bytes_per_token) == (code, sent.nbytes / 128)
+    assert made.stages[0].wire.boundaries_up == 8 * sent.nbytes
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(render(made))
+    expected = {"raw": "raw, 192 bytes a token", "int8": "int8, 51 bytes a token", "int4": "int4, 27 bytes a token"}
+    assert expected[code] in console.export_text()
 
 
 def test_slices_are_as_long_as_the_wire_has_them() -> None:

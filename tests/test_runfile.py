@@ -100,7 +100,7 @@ BAD = {
     "section unknown": (
         GOOD + "[zzz]\n",
         "unknown section [zzz] (allowed: run, model, data, objective, optimizer, schedule, pipeline, lanes, precision, "
-        "merge, snapshot, evaluation, hardware, audit)",
+        "merge, snapshot, evaluation, hardware, audit, prices)",
     ),
     "section as value": (
         "data = 3\n" + GOOD.replace("[data]\n", ""),

@@ -1,4 +1,4 @@
-"""A store keeps its contract under races, lies, full disks, expiry and kill -9; the factory lets other stores join."""
+"""The embedded store's own edges, beside the contract of all stores: altered URLs, lies, full disks, and kill -9."""
 
 from __future__ import annotations
 
@@ -87,20 +87,6 @@ def store(world: EmbeddedFixture) -> EmbeddedStore:
 # --- the contract -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size_bytes", [0, 1, 1000, (1 << 20) + 17, 3 << 20])
-async def test_a_blob_comes_back_as_it_went(store: EmbeddedStore, size_bytes: int) -> None:
-    data = os.urandom(size_bytes)
-    blob = await store.put_blob(data, LOG, deadline=soon())
-    assert await store.get_blob(blob, size_bytes, deadline=soon()) == data
-
-
-async def test_several_buffers_are_one_blob(store: EmbeddedStore) -> None:
-    parts = [b"ab", bytearray(b""), memoryview(b"cdef")[1:]]
-    grant = store.presign_put(blob_hash(b"abdef"), 5, LOG)
-    await store.blobs.put(grant, parts, deadline=soon())
-    assert await store.get_blob(blob_hash(*parts), 5, deadline=soon()) == b"abdef"
-
-
 async def test_ranges(store: EmbeddedStore) -> None:
     data = os.urandom(5000)
     grant = store.presign_get(await store.put_blob(data, LOG, deadline=soon()), 5000)
@@ -115,13 +101,6 @@ async def test_the_same_bytes_again_are_welcome(store: EmbeddedStore) -> None:
     assert len(set(blobs)) == 1
     usage = await store.usage(deadline=soon())
     assert (usage.num_blobs, usage.used_bytes) == (1, 4000)
-
-
-async def test_absent_blob_and_key(store: EmbeddedStore) -> None:
-    with pytest.raises(NotFound):
-        await store.get_blob(blob_hash(b"never"), 5, deadline=soon())
-    with pytest.raises(NotFound):
-        await store.get_named("never", deadline=soon())
 
 
 @pytest.mark.parametrize("data", [b"wrong", b"much too long", b"sho"])
@@ -190,52 +169,6 @@ async def test_another_secret_opens_nothing(world: EmbeddedFixture) -> None:
     await stranger.close()
 
 
-async def test_a_named_key_has_one_winner(store: EmbeddedStore) -> None:
-    async def write(i: int) -> bool:
-        try:
-            await store.put_named("journal/0001", f"writer {i}".encode(), deadline=soon())
-        except Exists:
-            return False
-        return True
-
-    won = await asyncio.gather(*(write(i) for i in range(16)))
-    assert won.count(True) == 1
-    assert await store.get_named("journal/0001", deadline=soon()) == f"writer {won.index(True)}".encode()
-
-
-async def test_writing_a_name_again(store: EmbeddedStore) -> None:
-    await store.put_named("head", b"one", deadline=soon())
-    await store.put_named("head", b"one", deadline=soon())  # a retry whose answer was lost
-    with pytest.raises(Exists):
-        await store.put_named("head", b"two", deadline=soon())
-
-
-async def test_a_write_once_grant_for_another(store: EmbeddedStore) -> None:
-    grant = store.presign_put_named("journal/7", blob_hash(b"segment"), 7)
-    async with BlobClient() as other:
-        await other.put(grant, b"segment", deadline=soon())
-        with pytest.raises(Exists):
-            await other.put(grant, b"segment", deadline=soon())
-    assert await store.get_named("journal/7", deadline=soon()) == b"segment"
-
-
-async def test_names_are_listed_by_prefix(store: EmbeddedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FolderStore.list_named, "__defaults__", ("", 3))
-    names = [f"a/{i:03d}" for i in range(8)] + ["a", "b/1", "aa"]
-    for name in names:
-        await store.put_named(name, name.encode(), deadline=soon())
-    for prefix in ("", "a", "a/", "a/00", "b", "c"):
-        keys = await store.list_named(prefix, deadline=soon())
-        assert [key.name for key in keys] == sorted(name for name in names if name.startswith(prefix))
-        assert all(key.size_bytes == len(key.name) for key in keys)
-
-
-@pytest.mark.parametrize("name", ["", "../x", "a/../b", "/a", "a//b", "a b", ".hidden", "x" * 300, "a%b", "a\n"])
-async def test_names_that_are_no_names(store: EmbeddedStore, name: str) -> None:
-    with pytest.raises(InputError):
-        await store.put_named(name, b"x", deadline=soon())
-
-
 async def test_out_of_space_is_said_before_the_bytes_come(world: EmbeddedFixture) -> None:
     store = world.store
     await store.put_blob(os.urandom(6 << 20), LOG, deadline=soon())
@@ -243,36 +176,6 @@ async def test_out_of_space_is_said_before_the_bytes_come(world: EmbeddedFixture
         await store.put_blob(os.urandom(3 << 20), LOG, deadline=soon())
     small = await store.put_blob(b"still fits", LOG, deadline=soon())
     assert await store.get_blob(small, 10, deadline=soon()) == b"still fits"
-
-
-async def test_holds_keep_and_expiry_frees(store: EmbeddedStore) -> None:
-    evidence, kept = Hold("evidence", "run-1", 5), Hold("evidence", "run-1", 6)
-    old = await store.put_blob(b"old", evidence, deadline=soon())
-    new = await store.put_blob(b"newer", kept, deadline=soon())
-    both = await store.put_blob(b"in both", evidence, deadline=soon())
-    await store.put_blob(b"in both", LOG, deadline=soon())
-    other_run = await store.put_blob(b"other run", Hold("evidence", "run-2", 0), deadline=soon())
-    freed = await store.expire("evidence", "run-1", 6, deadline=soon())
-    assert (freed.num_blobs, freed.freed_bytes) == (1, 3)
-    with pytest.raises(NotFound):
-        await store.get_blob(old, 3, deadline=soon())
-    for blob, size_bytes in ((new, 5), (both, 7), (other_run, 9)):
-        await store.get_blob(blob, size_bytes, deadline=soon())
-    assert (await store.expire("log", "run-1", 4, deadline=soon())).num_blobs == 1
-    assert (await store.usage(deadline=soon())).used_bytes == 14
-    with pytest.raises(InputError):
-        await store.expire("forever", "run-1", 4, deadline=soon())
-
-
-async def test_delete_ends_all_holds(store: EmbeddedStore) -> None:
-    blob = await store.put_blob(b"data", LOG, deadline=soon())
-    await store.put_blob(b"data", Hold("data", "run-1"), deadline=soon())
-    await store.delete(blob, deadline=soon())
-    await store.delete(blob, deadline=soon())
-    with pytest.raises(NotFound):
-        await store.get_blob(blob, 4, deadline=soon())
-    await store.put_blob(b"data", LOG, deadline=soon())
-    assert await store.get_blob(blob, 4, deadline=soon()) == b"data"
 
 
 # --- the embedded store's own edges -----------------------------------------------------------------------------------

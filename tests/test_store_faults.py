@@ -277,7 +277,9 @@ async def test_two_hundred_failed_fetches_leave_nothing(faulty: FaultyStore, own
     tasks, before = len(asyncio.all_tasks()), descriptors()
     for i in range(50):
         fault = (wrong_bytes, expired, full, cut_short)[i % 4]
-        faulty.on("GET", fault, times=8)
+        faulty.on(
+            "GET", fault, times=16
+        )  # wrong bytes are fetched twice, and twice again once the validator has looked
         with pytest.raises(IotaError):
             await blobs.get_many(refs, soon())
         faulty._faults.clear()

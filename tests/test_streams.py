@@ -1,4 +1,4 @@
-"""The contract of a transport (a factory lets others join), and that lies and garbage cost one connection only."""
+"""The contract of a transport, plain and encrypted (a factory lets others join); lies and garbage cost one connection only."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import msgspec
 import pytest
 
 from subnet.errors import ConfigError, DeadlinePassed, InputError, IotaError, Refused, TooLarge, Unreachable
+from subnet.net import records
 from subnet.net.base import PeerAddress, Priority, TransportLimits
 from subnet.net.frames import FrameConnection
-from subnet.net.handshake import Accept, Open, Prove, open_handshake
-from subnet.net.outgoing import OutgoingFrame, OutgoingQueue
+from subnet.net.handshake import PEER_VERSION, Accept, Open, Prove, open_handshake
+from subnet.net.outgoing import Credit, OutgoingFrame, OutgoingQueue
+from subnet.net.records import Amount, Kind
 from subnet.net.streams import StreamTransport
+from subnet.net.tls import Security
 from subnet.protocol import wire
 from subnet.protocol.signing import Signer
 from subnet.protocol.wire import BODY_LENGTH, FRAME_LENGTH
 from subnet.timing import Deadline
-from subnet.words import PROTOCOL_VERSION
 
 
 class Tensor(msgspec.Struct, frozen=True, tag="t"):
@@ -59,6 +61,7 @@ class Node:
     frames: list[tuple[str, Header, bytes]] = field(default_factory=list)
     resets: list[tuple[str, str]] = field(default_factory=list)
     open: asyncio.Event = field(default_factory=asyncio.Event)
+    tls: str = "auto"
 
     def __post_init__(self) -> None:
         self.open.set()
@@ -71,7 +74,8 @@ class Node:
             limits=self.limits,
             incarnation=self.incarnation,
             port=self.port,
-            connect_s=2,
+            security=Security(self.tls),
+            connect_s=5,
         )
 
     async def on_frame(self, hotkey: str, header: Header, body: bytearray) -> None:
@@ -90,12 +94,13 @@ class Node:
 Start = Callable[..., "asyncio.Future[Node]"]
 
 
-@pytest.fixture
-async def start() -> AsyncIterator[Start]:
+@pytest.fixture(params=["auto", "always"], ids=["plain", "tls"])
+async def start(request: pytest.FixtureRequest) -> AsyncIterator[Start]:
+    """Another transport joins the contract with a parameter of its own."""
     nodes: list[Node] = []
 
     async def make(signer: Signer, **options: object) -> Node:
-        node = Node(signer, **options)
+        node = Node(signer, **({"tls": request.param} | options))
         await node.transport.start()
         nodes.append(node)
         return node
@@ -147,9 +152,9 @@ async def test_nobody_there(start: Start) -> None:
     address = b.address
     await b.transport.close()
     with pytest.raises(Unreachable, match=r"not done within.*refused"):
-        await a.transport.send(address, Tensor(0), b"x", deadline=Deadline.after(0.3))
+        await a.transport.send(address, Tensor(0), b"x", deadline=Deadline.after(1))
     with pytest.raises(Unreachable, match=r"not done within.*refused"):
-        await a.transport.connect(address, deadline=Deadline.after(0.3))
+        await a.transport.connect(address, deadline=Deadline.after(1))
 
 
 async def test_a_restarted_peer_is_found_again(start: Start) -> None:
@@ -184,7 +189,7 @@ async def test_a_side_that_lost_the_connection_replaces_it(start: Start, smaller
 async def test_a_peer_that_is_not_known_yet_is_let_in_later(start: Start) -> None:
     a, b = await start(KEYS[0]), await start(KEYS[1], known=set())
     with pytest.raises(DeadlinePassed, match="no member"):
-        await a.transport.send(b.address, Tensor(0), b"", deadline=Deadline.after(0.2))
+        await a.transport.send(b.address, Tensor(0), b"", deadline=Deadline.after(2))
     b.known.add(KEYS[0].hotkey)
     await a.transport.send(b.address, Tensor(1), b"", deadline=soon())
     await until(lambda: [frame[1] for frame in b.frames] == [Tensor(1)])
@@ -211,9 +216,7 @@ async def test_too_large_is_refused_before_it_is_sent(start: Start) -> None:
     await a.transport.send(b.address, Tensor(0), bytes(1000), deadline=soon())
 
 
-@pytest.mark.parametrize(
-    ("header", "body"), [(Tensor(0), bytes(1001)), (Need("x" * 300), b""), (Need("boom"), b"")], ids=str
-)
+@pytest.mark.parametrize(("header", "body"), [(Tensor(0), bytes(1001)), (Need("x" * 300), b"")], ids=["body", "header"])
 async def test_what_a_peer_may_not_send_ends_its_connection_only(start: Start, header: Header, body: bytes) -> None:
     small = TransportLimits(header_bytes=200, body_bytes=1000)
     liar, b, honest = await start(KEYS[0]), await start(KEYS[1], limits=small), await start(KEYS[2])
@@ -225,6 +228,17 @@ async def test_what_a_peer_may_not_send_ends_its_connection_only(start: Start, h
     await until(lambda: len(b.frames) == 1)
     assert b.frames == [(KEYS[2].hotkey, Tensor(7), b"fine")]
     assert honest.resets == []
+
+
+async def test_a_refused_frame_costs_itself_only(start: Start) -> None:
+    a, b = await start(KEYS[0]), await start(KEYS[1])
+    await a.transport.send(b.address, Need("boom"), b"x", deadline=soon())
+    await a.transport.send(b.address, Tensor(1), b"y", deadline=soon())
+    await until(lambda: len(b.frames) == 1)
+    assert b.frames == [(KEYS[0].hotkey, Tensor(1), b"y")]
+    assert b.transport.offences() == {KEYS[0].hotkey: {"bad_input": 1}}
+    await until(lambda: a.transport._peers[KEYS[1].hotkey]._said == {"bad_input"})  # its sender was told
+    assert a.resets == b.resets == []
 
 
 async def test_a_header_of_another_kind_is_garbage(start: Start) -> None:
@@ -254,7 +268,7 @@ async def test_back_pressure_bounds_both_sides(start: Start) -> None:
     await asyncio.sleep(0.3)
     assert not all(task.done() for task in sends)
     connection = b.transport._peers[KEYS[0].hotkey].connection
-    assert connection._held_bytes <= 1 << 20
+    assert 0 < connection.inbound.lanes[Priority.REST].held.num_bytes <= 1 << 20
     with pytest.raises(DeadlinePassed):
         await a.transport.send(b.address, Tensor(99), b"", deadline=Deadline.after(0.05))
     b.open.set()
@@ -273,12 +287,14 @@ async def test_a_frame_over_the_quota_passes_alone(start: Start) -> None:
 
 
 async def test_a_peer_that_reads_nothing_loses_the_connection(start: Start) -> None:
-    a = await start(KEYS[0])
+    a = await start(KEYS[0], tls="auto")
     a.transport._stall_s = 0.2
     deaf_key = KEYS[1]
 
     connection = await raw_connection(a.transport.port)
     await open_handshake(connection, deaf_key, a.signer.hotkey, "boot", "")
+    connection.end_handshake()
+    await until(lambda: a.transport._peers[deaf_key.hotkey].connection.credit.windows[Priority.REST].num_frames > 0)
     connection._transport.pause_reading()
     address = PeerAddress(deaf_key.hotkey, "127.0.0.1", 1)
     with pytest.raises(DeadlinePassed, match=r"took nothing|refused|Connect"):
@@ -320,18 +336,18 @@ async def test_nobody_sends_to_itself(start: Start) -> None:
 
 async def raw_connection(port: int) -> FrameConnection:
     loop = asyncio.get_running_loop()
-    connection = FrameConnection(header_bytes=4096, body_bytes=1 << 30, quota_bytes=1 << 30, quota_frames=100)
+    connection = FrameConnection(TransportLimits())
     await loop.create_connection(lambda: connection, "127.0.0.1", port)
     return connection
 
 
 def opening(**changes: object) -> Open:
-    fields = {"version": PROTOCOL_VERSION, "hotkey": KEYS[0].hotkey, "receiver": KEYS[1].hotkey}
+    fields = {"version": PEER_VERSION, "hotkey": KEYS[0].hotkey, "receiver": KEYS[1].hotkey}
     return Open(**(fields | {"incarnation": "boot", "nonce": bytes(32), "last": ""} | changes))
 
 
 async def denial(connection: FrameConnection) -> str:
-    header, _ = await connection.next_frame()
+    header = await connection.next_greeting()
     await connection.close()
     return msgspec.msgpack.decode(header)["refusal"]["code"]
 
@@ -349,28 +365,28 @@ async def denial(connection: FrameConnection) -> str:
     ],
 )
 async def test_a_bad_opening_is_denied_with_its_code(start: Start, message: object, code: str) -> None:
-    b = await start(KEYS[1], known={KEYS[0].hotkey, KEYS[1].hotkey})
+    b = await start(KEYS[1], tls="auto", known={KEYS[0].hotkey, KEYS[1].hotkey})
     connection = await raw_connection(b.transport.port)
-    connection.write_now(wire.encode(message))
+    connection.write_greeting(wire.encode(message))
     assert await denial(connection) == code
     assert b.transport.connected() == {}
     assert b.resets == []
 
 
 async def test_a_false_proof_is_denied(start: Start) -> None:
-    b = await start(KEYS[1])
+    b = await start(KEYS[1], tls="auto")
     connection = await raw_connection(b.transport.port)
-    connection.write_now(wire.encode(opening()))
-    header, _ = await connection.next_frame()
+    connection.write_greeting(wire.encode(opening()))
+    header = await connection.next_greeting()
     accept = wire.decode(header, Accept, limit_bytes=4096, what="accept")
     # neither another key's signature nor the accepter's own, sent back, proves anything
-    connection.write_now(wire.encode(Prove(accept.signature)))
+    connection.write_greeting(wire.encode(Prove(accept.signature)))
     assert await denial(connection) == "bad_signature"
     assert b.transport.connected() == {}
 
 
 async def test_an_impostor_does_not_pass_for_the_accepter(start: Start) -> None:
-    a = await start(KEYS[0])
+    a = await start(KEYS[0], tls="auto")
 
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         (length,) = wire.FRAME_LENGTH.unpack(await reader.readexactly(4))
@@ -399,17 +415,17 @@ async def test_garbage_before_the_handshake(start: Start, data: bytes) -> None:
     with suppress(ConnectionResetError):
         await reader.read()
     writer.close()
-    await until(lambda: b.transport._handshakes == 0)
+    await until(lambda: not b.transport._handshakes)
     assert b.transport.connected() == {}
 
 
 async def test_handshakes_are_bounded(start: Start) -> None:
     b = await start(KEYS[1], limits=TransportLimits(handshakes=2))
     idle = [await raw_connection(b.transport.port) for _ in range(2)]
-    await until(lambda: b.transport._handshakes == 2)
+    await until(lambda: b.transport._handshakes.total() == 2)
     third = await raw_connection(b.transport.port)
     with pytest.raises(Unreachable):
-        await third.next_frame()
+        await third.next_greeting()
     for connection in [*idle, third]:
         await connection.close()
 
@@ -418,35 +434,35 @@ async def test_handshakes_are_bounded(start: Start) -> None:
 
 
 async def test_backward_goes_first() -> None:
-    queue = OutgoingQueue(10_000, 100)
+    queue, credit = OutgoingQueue(30_000, 300), Credit()
+    credit.windows = [Amount(10_000, 100) for _ in Priority]
     loop = asyncio.get_running_loop()
     order = [Priority.REST, Priority.FORWARD, Priority.BACKWARD, Priority.FORWARD, Priority.BACKWARD]
     frames = [OutgoingFrame(p, b"%d" % i, (), loop.create_future()) for i, p in enumerate(order)]
     for frame in frames:
         await queue.push(frame)
     queue.abandon(frames[3])
-    first = queue.pop()
+    first = queue.next(credit)
     assert first is frames[2]
-    queue.unpop(first)
+    queue.begin(first, credit)
+    queue.rewind()
     popped = []
-    while (frame := queue.pop()) is not None:
+    while (frame := queue.next(credit)) is not None:
         popped.append(frame)
+        queue.begin(frame, credit)
         queue.finish(frame)
     assert [int(frame.header) for frame in popped] == [2, 4, 1, 0]
-    assert (queue._bytes, queue._frames) == (0, 0)
+    assert not queue.wanted
 
 
-async def test_a_frame_glued_to_the_handshake_waits_for_the_real_limits() -> None:
-    connection = FrameConnection(header_bytes=4096, body_bytes=0, quota_bytes=1 << 20, quota_frames=100, handshake=True)
-
-    def frame(header: bytes, body: bytes) -> bytes:
-        return FRAME_LENGTH.pack(len(header)) + header + BODY_LENGTH.pack(len(body)) + body
-
-    data = frame(b"ready", b"") + frame(b"tensor", b"x" * 1000)
+async def test_a_record_glued_to_the_handshake_waits_for_its_end() -> None:
+    connection = FrameConnection(TransportLimits())
+    ready = FRAME_LENGTH.pack(5) + b"ready" + BODY_LENGTH.pack(0)
+    frame = records.start(Priority.REST, b"tensor", 1000) + records.head(Kind.DATA, Priority.REST, 1000) + b"x" * 1000
     buffer = connection.get_buffer(-1)
-    buffer[: len(data)] = data
-    connection.buffer_updated(len(data))
-    assert await connection.next_of_handshake() == b"ready"
+    buffer[: len(ready + frame)] = ready + frame
+    connection.buffer_updated(len(ready + frame))
+    assert await connection.next_greeting() == b"ready"
     assert connection.failure is None
-    connection.end_handshake(header_bytes=4096, body_bytes=1 << 20)
-    assert await connection.next_frame() == (b"tensor", bytearray(b"x" * 1000))
+    connection.end_handshake()
+    assert await connection.next_frame(Priority.REST) == (b"tensor", bytearray(b"x" * 1000))

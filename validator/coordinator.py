@@ -32,7 +32,8 @@ from validator.copies import Beside, Copy
 from validator.decide import Policy, decide
 from validator.directive_stream import DirectiveFeed
 from validator.history import History
-from validator.intake import Ignored, admit, admit_join, blobs_to_confirm
+from validator.index import RunIndex
+from validator.intake import Ignored, admit, admit_join, blobs_to_confirm, boundary_to_confirm
 from validator.journal_core import JournalCore, term_started
 from validator.journal_store import JournalStore
 from validator.leadership import others_term
@@ -43,7 +44,12 @@ from validator.tasks import Completion, RunTasks
 from validator.watch import Probe, Watch
 
 TICK_S = 0.1
+TURN_GAP_MAX_S = 0.02
+TURN_GAP_MEMBER_S = 20e-6
+"""Between two turns so much rest for each member: what comes meanwhile shares one round of decisions and one fsync."""
 MAX_ROUNDS = 10_000
+MAX_DECIDED = 256
+"""After so many events by decision in one turn, the next turn goes on."""
 
 
 @dataclass
@@ -95,7 +101,8 @@ class Coordinator:
         self._background: set[asyncio.Task[None]] = set()
         self._publish_wanted = asyncio.Event()
         self.state: RunState = new_state()
-        self.watch = Watch()
+        self.watch, self._index = Watch(), RunIndex()
+        self.watch.index = self._index
         self.history = History()
         self.feed = DirectiveFeed(journal, signer)
         self.finished = asyncio.Event()
@@ -131,6 +138,7 @@ class Coordinator:
         beside = copy.load_beside()
         self.state, self.history = copy.load(), History.load(beside.history)
         self.feed.term = self.state.term
+        self.feed.begin_from(self.state)
         if self._projection is not None:
             self._projection.load(beside.projection)
         if self.state.finished is not None:
@@ -157,6 +165,8 @@ class Coordinator:
 
     def _fold(self, record: Record) -> None:
         apply(self.state, record.event)
+        self._index.note(self.state, record.event)
+        self.feed.note(record.event)
         self.history.fold(record)
         if isinstance(record.event, TermStarted):
             self.feed.term = record.event.number
@@ -180,7 +190,8 @@ class Coordinator:
         now = self._clock.now_s()
         self.watch.heard(member, now)
         for claim in claims:
-            blobs = tuple(blob for blob in blobs_to_confirm(claim) if blob not in self.watch.blobs)
+            named = (*blobs_to_confirm(claim), *boundary_to_confirm(self.state, member, claim))
+            blobs = tuple(blob for blob in named if blob not in self.watch.blobs)
             if blobs:
                 self._spawn(self._confirm_then_queue(member, claim, blobs), "confirm blobs")
             else:
@@ -202,10 +213,18 @@ class Coordinator:
         self.watch.beat(member, ticks, self._clock.now_s())
         return member
 
-    def suspect(self, member: Member) -> None:
-        """Its connection was reset or its heartbeat process says that it is dead: probe it at once."""
+    def suspect(self, member: Member, *, last_words: bool = False) -> None:
+        """Its connection was reset or its heartbeat process says that it is dead: probe it at once.
+
+        Where nobody can connect to it a probe says nothing: its own last words count, or silence.
+        """
         info = self.state.members.get(member)
         if info is None:
+            return
+        if not info.reachable:
+            if last_words:
+                self.watch.probe_answered(member, Probe.REFUSED, self._clock.now_s())
+                self._inbox.wake.set()
             return
         self.watch.reset(member, self._clock.now_s())
         self._spawn(self._probe(member, info.host, info.port), "probe")
@@ -231,6 +250,9 @@ class Coordinator:
                     await self._inbox.wake.wait()
             self._inbox.wake.clear()
             await self.turn()
+            gap_s = min(TURN_GAP_MAX_S, TURN_GAP_MEMBER_S * len(self.state.members))
+            if gap_s >= 0.001:
+                await asyncio.sleep(gap_s)
 
     async def turn(self) -> None:
         """One round: everything that waits in the inbox, then decisions until there are none, then one commit."""
@@ -259,7 +281,12 @@ class Coordinator:
                 future.set_result(answer)
 
     def _decide(self) -> None:
+        """Until there is nothing to decide, or so much that others should be heard first."""
+        end = len(self._journal) + MAX_DECIDED
         for _ in range(MAX_ROUNDS):
+            if len(self._journal) >= end:
+                self._inbox.wake.set()
+                return
             decisions = decide(self._clock.now_s(), self.state, self.watch, self._policy, self._rng)
             progressed = False
             for decision in decisions:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
 
 from subnet.run import events as ev
 from subnet.run import state as st
@@ -15,13 +17,19 @@ from subnet.run.state import Item, RunState, StepWork
 from subnet.words import Member
 from validator.decide_members import silent_outcome
 from validator.decision import Decision, because
-from validator.intake import replay_allowed
+from validator.item_speeds import Speeds, item_s
+from validator.lost_boundaries import decide_replays
 from validator.policy import Policy
 from validator.randomness import Randomness
 from validator.suspects import died_of, wait_left_s
 from validator.watch import Watch
 
+if TYPE_CHECKING:
+    from validator.index import RunIndex
+
 MAX_DOUBLINGS = 5
+LEASES_AT_ONCE = 400
+"""With an index, so many leases are dealt in one go at most, but for a few: a step of a large fleet opens bit by bit."""
 
 
 def decide_leases(now_s: float, state: RunState, watch: Watch, policy: Policy, rng: Randomness) -> list[Decision]:
@@ -30,9 +38,9 @@ def decide_leases(now_s: float, state: RunState, watch: Watch, policy: Policy, r
         return []
     return (
         _late(now_s, state, work, watch, policy)
-        or _skips(state, work)
+        or _skips(state, work, watch)
         or _deals(now_s, state, work, watch, policy)
-        or _replays(now_s, state, work, watch, policy, rng)
+        or decide_replays(now_s, state, work, watch, policy, rng)
     )
 
 
@@ -43,28 +51,88 @@ def _late(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: P
     """Leases past their deadline are revoked; holders that don't answer a revocation are void."""
     decided: list[Decision] = []
     silent: set[Member] = set()
+    index = watch.index.sync(state) if watch.index is not None else None
+    if index is not None:
+        _start_clocks(now_s, work, watch, policy, index)
+    work_s = watch.store.work_s(now_s)
     for stage, live in enumerate(work.live):
-        running = [(m, work.items[stage][m]) for m in sorted(live) if clock_runs(work, stage, m)]
-        load = Counter(found.member for _, found in running if found.status == st.LIVE)
-        for m in sorted(live):
+        if index is not None and work_s < index.late_look_s[stage]:
+            continue
+        look_s = inf
+        if index is None:
+            revoking, running = sorted(live), [m for m in sorted(live) if clock_runs(work, stage, m)]
+        else:
+            revoking = sorted(index.revoking[stage])
+            running, soonest_s = _quiet_leases(now_s, watch, policy, index, stage)
+            look_s = work_s + soonest_s
+        load = Counter(work.items[stage][m].member for m in running if work.items[stage][m].status == st.LIVE)
+        for m in revoking:
             found = work.items[stage][m]
             if found.status == st.REVOKING and found.member is not None and m < work.num_training:
                 age_s = watch.age(("revoking", work.step, m, stage, found.generation), now_s)
+                look_s = min(look_s, work_s + policy.answer_s - age_s)
                 if age_s >= policy.answer_s and found.member not in silent:
                     silent.add(found.member)
                     decided.append(silent_outcome(state, stage, found.member, "no_answer_to_revoking", age_s))
-        for m, found in running:
+        for m in running:
+            found = work.items[stage][m]
             if found.status != st.LIVE or found.member is None or found.member in silent:
                 continue
             phase = clock_phase(found)
             age_s = watch.age(("lease", work.step, m, stage, found.generation, phase), now_s)
             # A queue is worked off one by one: each item finished gives those behind it their time anew.
             age_s = min(age_s, watch.since_progress_s(found.member, now_s))
+            soonest_s = _soonest_s(watch, policy, found)
+            look_s = min(look_s, work_s + soonest_s - age_s)
+            if age_s < soonest_s:
+                continue
             deadline_s = lease_deadline_s(state, watch, policy, stage, found, load[found.member])
             if age_s >= deadline_s:
                 event = ev.Revoking(work.step, m, stage, found.generation)
                 decided.append(Decision(event, because("lease_late", age_s=age_s, deadline_s=deadline_s)))
+        if index is not None:
+            index.late_look_s[stage] = look_s
     return decided
+
+
+def _quiet_leases(now_s: float, watch: Watch, policy: Policy, index: RunIndex, stage: int) -> tuple[list[int], float]:
+    """Running leases of members that finished nothing for so long that one may be late; and in how long others may be."""
+    running, soonest_s = list[int](), inf
+    for member in index.by_stage[stage]:
+        quiet_s = watch.since_progress_s(member, now_s)
+        if quiet_s < policy.lease_min_s:
+            soonest_s = min(soonest_s, policy.lease_min_s - quiet_s)
+        else:
+            running += index.running(stage, member)
+    return sorted(running), soonest_s
+
+
+def _start_clocks(now_s: float, work: StepWork, watch: Watch, policy: Policy, index: RunIndex) -> None:
+    """What was leased, forwarded or revoked since the last look is timed from now on."""
+    work_s = watch.store.work_s(now_s)
+    watch.forget_clocks(index.over)
+    index.over.clear()
+    for stage, fresh in enumerate(index.fresh):
+        soonest_s = policy.lease_min_s if index.progressed[stage] else inf
+        index.progressed[stage] = False
+        for m in fresh:
+            found = work.items[stage][m]
+            if found.status == st.LIVE:
+                key = ("lease", work.step, m, stage, found.generation, clock_phase(found))
+                soonest_s = min(soonest_s, policy.lease_min_s - watch.age(key, now_s))
+            elif m < work.num_training:
+                key = ("revoking", work.step, m, stage, found.generation)
+                soonest_s = min(soonest_s, policy.answer_s - watch.age(key, now_s))
+        fresh.clear()
+        index.late_look_s[stage] = min(index.late_look_s[stage], work_s + soonest_s)
+
+
+def _soonest_s(watch: Watch, policy: Policy, found: Item) -> float:
+    """No deadline of this lease is earlier, whatever else its member has to do, until that one finishes something."""
+    own_s = watch.item_s(found.member) if found.member is not None else None
+    doublings = min(found.generation - 1, MAX_DOUBLINGS)
+    least_s = policy.lease_factor * min(own_s, policy.lease_unknown_s) if own_s is not None else 0.0
+    return max(policy.lease_min_s, least_s) * 2**doublings
 
 
 def clock_runs(work: StepWork, stage: int, m: int) -> bool:
@@ -89,30 +157,24 @@ def lease_deadline_s(state: RunState, watch: Watch, policy: Policy, stage: int, 
     return max(policy.lease_min_s, policy.lease_factor * expected_s) * 2**doublings
 
 
-def item_s(state: RunState, watch: Watch, policy: Policy, stage: int, member: Member) -> float:
-    """Seconds of one item, forward and backward, of this member; of its stage's others where it is unknown."""
-    own = watch.item_s(member)
-    if own is not None:
-        return own
-    known = [s for k in st.members_of(state, stage) if (s := watch.item_s(k)) is not None]
-    return sum(known) / len(known) if known else policy.lease_unknown_s
-
-
 # --- skips -------------------------------------------------------------------------------------------------------
 
 
-def _skips(state: RunState, work: StepWork) -> list[Decision]:
+def _skips(state: RunState, work: StepWork, watch: Watch) -> list[Decision]:
     """An item that fails the same way for two members is skipped everywhere; one at a time."""
-    for stage in range(st.num_stages(state)):
-        for m in sorted(work.undealt[stage]):
-            found = work.items[stage][m]
-            if len(found.failures) < 2 or not may_skip(state, work, m):
-                continue
-            verdict = failure_agreed(state, stage, found)
-            if verdict is not None:
-                failure, confirmed = verdict
-                event = ev.MicrobatchSkipped(work.step, m, stage, failure, confirmed)
-                return [Decision(event, because("fails_everywhere", num_failures=len(found.failures)))]
+    if watch.index is not None:
+        failing = sorted(watch.index.sync(state).failing)
+    else:
+        failing = [(stage, m) for stage, undealt in enumerate(work.undealt) for m in sorted(undealt)]
+    for stage, m in failing:
+        found = work.items[stage][m]
+        if len(found.failures) < 2 or not may_skip(state, work, m):
+            continue
+        verdict = failure_agreed(state, stage, found)
+        if verdict is not None:
+            failure, confirmed = verdict
+            event = ev.MicrobatchSkipped(work.step, m, stage, failure, confirmed)
+            return [Decision(event, because("fails_everywhere", num_failures=len(found.failures)))]
     return []
 
 
@@ -152,26 +214,27 @@ class _Desk:
     work: StepWork
     replicas: list[list[Member]]
     load: Counter[Member]
-    each_s: dict[Member, float]
+    each_s: Speeds
     resting: set[tuple[int, int]]
     """Items (microbatch, stage) that several processes died of, while they may not be dealt again."""
     shunned: dict[tuple[int, int], set[str]]
     """Who was lost with an item: it goes to others first."""
     decided: list[Decision] = field(default_factory=list[Decision])
-    dealt: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    dealt: list[set[int]] = field(default_factory=list[set[int]])
+    """By stage: microbatches."""
 
-    def finish_s(self, member: Member) -> float:
+    def finish_s(self, member: Member, stage: int) -> float:
         """When one more item would be finished; who was gone silently before is trusted with less."""
         doubt = 2 ** min(self.state.absences.get(member.hotkey, 0), MAX_DOUBLINGS)
-        return (self.load[member] + 1) * self.each_s[member] * doubt
+        return (self.load[member] + 1) * self.each_s.of(member, stage) * doubt
 
     def is_dealt(self, m: int, stage: int) -> bool:
-        return (m, stage) in self.dealt or self.work.items[stage][m].status != st.OPEN
+        return m in self.dealt[stage] or self.work.items[stage][m].status != st.OPEN
 
     def deal(self, m: int, stage: int, member: Member) -> None:
         found = self.work.items[stage][m]
         self.load[member] += 1
-        self.dealt.add((m, stage))
+        self.dealt[stage].add(m)
         event = ev.Leased(self.work.step, m, stage, member, found.generation + 1)
         self.decided.append(Decision(event, because("dealt", ahead=self.load[member])))
 
@@ -182,54 +245,87 @@ class _Desk:
         again to who failed would go round and round.
         """
         found = self.work.items[stage][m]
-        failed = {failure.hotkey for failure in found.failures} | self.shunned.get((m, stage), set())
-        replicas = self.replicas[stage]
-        able = [k for k in replicas if k.hotkey not in failed] or replicas
+        able = replicas = self.replicas[stage]
+        if found.failures or self.shunned:
+            failed = {failure.hotkey for failure in found.failures} | self.shunned.get((m, stage), set())
+            able = [k for k in replicas if k.hotkey not in failed] or replicas
         if free is not None:
-            able = [k for k in able if k in free]
-        others = [k for k in able if k != found.member] or able
+            able = free if able is replicas else [k for k in able if k in free]
+        if found.member is not None:
+            able = [k for k in able if k != found.member] or able
         silences = self.work.silences
-        return min(others, key=lambda k: (silences.get(k, 0), self.finish_s(k), k), default=None)
+        return min(able, key=lambda k: (silences.get(k, 0), self.finish_s(k, stage), k), default=None)
 
 
 def _deals(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: Policy) -> list[Decision]:
     """Opens paths from stage 0 as far as its members' windows go, and deals again what is open further on."""
     stages = range(st.num_stages(state))
-    if not any(work.undealt) and not _revoked_evaluations(work):
+    if not any(work.undealt) and not _revoked_evaluations(work, watch, state):
         return []
-    replicas = [st.ready(state, stage) for stage in stages]
-    load = Counter[Member]()
-    for stage in stages:
-        load.update(m for m in (work.items[stage][i].member for i in work.live[stage]) if m is not None)
-    each_s = {k: item_s(state, watch, policy, stage, k) for stage in stages for k in replicas[stage]}
+    speeds = Speeds(state, watch, policy)
+    if watch.index is not None:
+        index = watch.index.sync(state)
+        replicas = [index.ready(state, stage) for stage in stages]
+        if not _has_room(state, work, index, replicas[0], speeds, policy):
+            return []
+        load = index.load.copy()
+    else:
+        replicas = [st.ready(state, stage) for stage in stages]
+        load = Counter[Member]()
+        for stage in stages:
+            load.update(m for m in (work.items[stage][i].member for i in work.live[stage]) if m is not None)
     resting = {key for key in watch.lost_with if wait_left_s(now_s, watch, policy, *key) > 0}
     shunned = {key: died_of(watch, *key) for key in watch.lost_with}
-    desk = _Desk(state, work, replicas, load, each_s, resting, shunned)
-    _deal_first_stage(desk, policy)
+    desk = _Desk(state, work, replicas, load, speeds, resting, shunned, dealt=[set() for _ in stages])
+    at_once = len(work.items[0]) if watch.index is None else max(8, LEASES_AT_ONCE // len(work.items))
+    _deal_first_stage(desk, policy, at_once)
     for stage in stages[1:]:
-        for m in sorted(work.undealt[stage]):
-            if desk.is_dealt(m, stage - 1) and (m, stage) not in desk.resting:
+        for m in _open_ahead(desk, stage, watch):
+            if (m, stage) not in desk.resting:
                 member = desk.choose(m, stage)
                 if member is not None:
                     desk.deal(m, stage, member)
-    _deal_revoked_evaluations(desk)
+    _deal_revoked_evaluations(desk, watch)
     return desk.decided
 
 
-def _deal_first_stage(desk: _Desk, policy: Policy) -> None:
+def _has_room(
+    state: RunState, work: StepWork, index: RunIndex, first: list[Member], speeds: Speeds, policy: Policy
+) -> bool:
+    """Whether anything could be dealt at all."""
+    if any(index.ahead) or index.revoked_evaluations:
+        return True
+    num_stages = len(work.items)
+    return bool(work.undealt[0]) and any(index.load[k] < window(policy, num_stages, speeds.of(k, 0)) for k in first)
+
+
+def _open_ahead(desk: _Desk, stage: int, watch: Watch) -> list[int]:
+    """Items without a lease whose item of the stage before has one, or had; in order."""
+    undealt = desk.work.undealt[stage]
+    if watch.index is not None:
+        return sorted(watch.index.ahead[stage] | (desk.dealt[stage - 1] & undealt))
+    return [m for m in sorted(undealt) if desk.is_dealt(m, stage - 1)]
+
+
+def _deal_first_stage(desk: _Desk, policy: Policy, at_once: int) -> None:
     replicas = desk.replicas[0]
-    if not replicas:
+    windows = {k: window(policy, len(desk.work.items), desk.each_s.of(k, 0)) for k in replicas}
+    free = [k for k in replicas if desk.load[k] < windows[k]]
+    if not free:
         return
-    windows = {k: window(policy, len(desk.work.items), desk.each_s[k]) for k in replicas}
     for m in sorted(desk.work.undealt[0]):
         if (m, 0) in desk.resting:
             continue
-        free = [k for k in replicas if desk.load[k] < windows[k]]
-        if not free:
-            return
         member = desk.choose(m, 0, free)
-        if member is not None:
-            desk.deal(m, 0, member)
+        if member is None:
+            continue
+        desk.deal(m, 0, member)
+        if len(desk.decided) >= at_once:
+            return
+        if desk.load[member] >= windows[member]:
+            free = [k for k in free if k != member]
+            if not free:
+                return
 
 
 def window(policy: Policy, num_stages: int, each_s: float) -> int:
@@ -238,9 +334,12 @@ def window(policy: Policy, num_stages: int, each_s: float) -> int:
     return min(policy.window_max, num_stages + policy.window_extra + travelling)
 
 
-def _revoked_evaluations(work: StepWork) -> list[tuple[int, int]]:
+def _revoked_evaluations(work: StepWork, watch: Watch, state: RunState) -> list[tuple[int, int]]:
+    """(microbatch, stage), by stage."""
     if not work.num_evaluation:
         return []
+    if watch.index is not None:
+        return [(m, stage) for stage, m in sorted(watch.index.sync(state).revoked_evaluations)]
     return [
         (m, stage)
         for stage, live in enumerate(work.live)
@@ -249,39 +348,10 @@ def _revoked_evaluations(work: StepWork) -> list[tuple[int, int]]:
     ]
 
 
-def _deal_revoked_evaluations(desk: _Desk) -> None:
+def _deal_revoked_evaluations(desk: _Desk, watch: Watch) -> None:
     """Nothing is added for an evaluation item, so it needs nobody's word to be dealt again."""
-    for m, stage in _revoked_evaluations(desk.work):
+    for m, stage in _revoked_evaluations(desk.work, watch, desk.state):
         if st.is_evaluation(desk.state, m):
             member = desk.choose(m, stage)
             if member is not None:
                 desk.deal(m, stage, member)
-
-
-# --- replays -----------------------------------------------------------------------------------------------------
-
-
-def _replays(
-    now_s: float, state: RunState, work: StepWork, watch: Watch, policy: Policy, rng: Randomness
-) -> list[Decision]:
-    """A reported missing boundary whose producer is receipted is made again, by its producer if that one lives."""
-    decided: list[Decision] = []
-    for key in list(watch.missing):
-        del watch.missing[key]
-        if not replay_allowed(state, key):
-            continue
-        step, m, stage, backward = key
-        replicas = st.ready(state, stage)
-        old = work.replays.get((stage, m, backward))
-        if not replicas:
-            continue
-        clock = ("replay", key, old.generation if old else 0)
-        if old is not None and old.member in replicas and watch.age(clock, now_s) < policy.replay_s:
-            continue
-        producer = work.items[stage][m].member
-        member = producer if old is None and producer in replicas and producer else rng.choice(replicas)
-        generation = (old.generation if old else 0) + 1
-        watch.restart_clock(("replay", key, generation), now_s)
-        event = ev.ReplayLeased(step, m, stage, backward, member, generation)
-        decided.append(Decision(event, because("boundary_lost", stage=stage, backward=int(backward))))
-    return decided

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.state import RunState
@@ -13,7 +15,9 @@ from validator.watch import Watch
 
 
 def decide_members(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
-    watch.keep_members(set(state.members))
+    if watch.index is not None:
+        watch.index.sync(state)
+    watch.keep_members(state.members)
     return (
         decide_lost(now_s, state, watch, policy)
         or _wrong_roots(now_s, state, watch, policy)
@@ -25,7 +29,14 @@ def decide_members(now_s: float, state: RunState, watch: Watch, policy: Policy) 
 def decide_lost(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
     """Members whose connection was reset and whose probe failed, who weren't heard for too long, or who hang."""
     lost: list[Decision] = []
-    for member in sorted(state.members):
+    index = watch.index.sync(state) if watch.index is not None else None
+    if index is not None and now_s < index.lost_look_s and index.lost_looked == index.membership:
+        return []
+    look_s = inf
+    for member in sorted(state.members) if index is None else index.members:
+        if index is not None:
+            limits = (policy.silence_s, policy.hung_s, policy.probe_quiet_s)
+            look_s = min(look_s, watch.lost_look_s(member, now_s, *limits))
         silent_s, hung_s = watch.silent_for(member, now_s), watch.hung_for(member, now_s)
         if watch.is_lost(member, now_s, policy.probe_quiet_s):
             reason = because("reset_and_probe_failed", silent_s=silent_s)
@@ -36,12 +47,16 @@ def decide_lost(now_s: float, state: RunState, watch: Watch, policy: Policy) -> 
         else:
             continue
         lost.append(Decision(ev.Gone(member, "lost"), reason))
+    if index is not None:
+        index.lost_look_s, index.lost_looked = look_s, index.membership
     return lost
 
 
 def _wrong_roots(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
     """Members whose state isn't what more coldkeys have: they have to restore it. Of equals the first goes on."""
     wrong: list[Decision] = []
+    if all(len(votes) < 2 for votes in state.roots.values()):
+        return wrong  # whoever is at this step has reported one of these
     for member, info in sorted(state.members.items()):
         agreed = st.agreed_root(state, info.stage)
         if info.version != state.next_step or agreed is None or info.root == agreed:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from subnet.numerics.owners import choose_owners, owner_candidates
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.state import Merge, RunState, StepWork
 from subnet.words import Commitment, Member
 from validator.decide_members import silent_outcome
 from validator.decision import Action, Decision, ProbeSlices, Reason, TraceVerdict, because
-from validator.ownership import choose_owners
 from validator.policy import Policy
 from validator.randomness import Randomness
 from validator.watch import Watch
 
 SEED_BITS = 256
+MERGES_LOOK_S = 0.1
+"""With an index, a merge in which nothing has happened is looked at this often: some wait in it may be over."""
 TRACE_TRIES = 8
 """How often the store is read for missing slices before their contributors are void."""
 
@@ -30,7 +32,8 @@ def decide_merges(now_s: float, state: RunState, watch: Watch, policy: Policy, r
     if work is None or not work.num_training:
         return []
     decided: list[Decision] = []
-    for group, merge in enumerate(work.merges):
+    for group in _to_look_at(now_s, state, work, watch):
+        merge = work.merges[group]
         if merge.phase == st.GATHERING:
             decided += _freeze(state, work, group, merge)
         elif merge.phase == st.FROZEN:
@@ -42,6 +45,19 @@ def decide_merges(now_s: float, state: RunState, watch: Watch, policy: Policy, r
     return decided
 
 
+def _to_look_at(now_s: float, state: RunState, work: StepWork, watch: Watch) -> Iterable[int]:
+    """Groups in whose merge something happened, and all of them when some wait may be over."""
+    if watch.index is None:
+        return range(len(work.merges))
+    index = watch.index.sync(state)
+    groups = sorted(index.merges_dirty)
+    index.merges_dirty.clear()
+    if now_s < index.merges_look_s:
+        return groups
+    index.merges_look_s = now_s + MERGES_LOOK_S
+    return range(len(work.merges))
+
+
 def _freeze(state: RunState, work: StepWork, group: int, merge: Merge) -> list[Decision]:
     if not all(st.stage_settled(work, stage) for stage in st.group_shape(state, group).stages):
         return []
@@ -51,7 +67,8 @@ def _freeze(state: RunState, work: StepWork, group: int, merge: Merge) -> list[D
 def _commitments(
     now_s: float, state: RunState, work: StepWork, group: int, merge: Merge, watch: Watch, policy: Policy
 ) -> list[Decision]:
-    missing = st.holders(state, group) - set(merge.commitments)
+    holders = st.holders(state, group) if watch.index is None else watch.index.sync(state).holders(state, group)
+    missing = holders - set(merge.commitments)
     if not missing:
         entries = tuple(merge.commitments[member] for member in sorted(merge.commitments))
         return order_reduce(state, work, group, merge, entries, "all_committed")
@@ -86,13 +103,8 @@ def order_reduce(
     without: Iterable[str] = (),
 ) -> list[Decision]:
     """The next version of the manifest, with owners among live replicas; those that failed only if nobody else is."""
-    shape = st.group_shape(state, group)
-    bad = {*merge.failed_owners, *without}
-    candidates: dict[int, list[Member]] = {}
-    for stage in shape.stages:
-        replicas = [k for k in st.ready(state, stage) if k.hotkey not in without]
-        candidates[stage] = [k for k in replicas if k.hotkey not in bad] or replicas
-    owners = choose_owners(shape, candidates, step=work.step, group=group)
+    candidates = owner_candidates(state, group, merge, without=tuple(without))
+    owners = choose_owners(st.group_shape(state, group), candidates, step=work.step, group=group)
     if owners is None:
         return []
     event = ev.ReduceOrdered(work.step, group, merge.version + 1, entries, owners)
@@ -184,7 +196,7 @@ def _revealed(
         return _trace(now_s, work, group, merge, watch, policy)
     if not all(merge.checks.values()):
         return [Decision(ev.TraceStarted(step, group, version), because("check_failed"))]
-    unchecked = [k for k in must_check(state, group) if k not in merge.checks]
+    unchecked = [k for k in must_check(state, group, watch) if k not in merge.checks]
     keys = {member: ("check", step, group, version, member) for member in unchecked}
     for member, key in sorted(keys.items()):
         age_s = watch.age(key, now_s)
@@ -195,9 +207,13 @@ def _revealed(
     return [Decision(stage_sealed(state, work, group, merge), because("checked_by_all", version=version))]
 
 
-def must_check(state: RunState, group: int) -> list[Member]:
+def must_check(state: RunState, group: int, watch: Watch) -> list[Member]:
     """Every live replica of the group's stages that has the step's state."""
-    return [member for stage in st.group_shape(state, group).stages for member in st.ready(state, stage)]
+    stages = st.group_shape(state, group).stages
+    if watch.index is not None:
+        index = watch.index.sync(state)
+        return [member for stage in stages for member in index.ready(state, stage)]
+    return [member for stage in stages for member in st.ready(state, stage)]
 
 
 def checked_everywhere(state: RunState, group: int, merge: Merge) -> bool:

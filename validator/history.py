@@ -14,11 +14,18 @@ import msgspec
 
 from subnet.protocol.api import StepView
 from subnet.run.events import (
+    Backwarded,
+    Checked,
+    Committed,
+    Fingerprinted,
+    Forwarded,
     Gone,
     HardwareClassSet,
     Joined,
+    Leased,
     MicrobatchSkipped,
     OwnerFailed,
+    PartitionMerged,
     Record,
     ReduceOrdered,
     RunFinished,
@@ -30,12 +37,15 @@ from subnet.run.events import (
     StoreRouted,
     TermStarted,
     TraceStarted,
+    Updated,
     Voided,
 )
 from subnet.words import short
 
 MAX_STEPS = 100_000
 MAX_LINES = 400
+_EVERYDAY = frozenset({Leased, Forwarded, Backwarded, Updated, Committed, PartitionMerged, Fingerprinted, Checked})
+"""Nothing is kept of these: most records are."""
 
 
 def bits_fp64(bits: int) -> float:
@@ -104,6 +114,8 @@ class History:
 
     def fold(self, record: Record) -> None:
         event = record.event
+        if type(event) in _EVERYDAY:
+            return
         match event:
             case StepPlanned():
                 self._since_ns = self._since_ns or record.time_ns

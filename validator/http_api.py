@@ -1,6 +1,6 @@
 """The validator's HTTP interface: thin handlers that decode, hand over to the node, and answer; every refusal has a code.
 
-Public: hello, status, runs, run, export. Signed by a registered hotkey: join, reports, heartbeat, directives, grants.
+Public: hello, status, runs, run, export. Signed by a registered hotkey: join, reports, heartbeat, directives, grants, reach.
 Signed by an allow-listed submitter: runs (POST), uploads.
 """
 
@@ -11,7 +11,11 @@ from typing import Protocol
 from aiohttp import web
 
 from subnet.errors import InputError
+from subnet.net.border import HandlerFactory
 from subnet.net.http import Call, FrameWriter, Route, answer, create_app
+from subnet.net.limits import RequestLimits
+from subnet.net.quick import QuickRoute, QuickRoutes, handler_factory
+from subnet.protocol import wire
 from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
 from subnet.protocol.messages import (
     LIMIT_JOIN_BYTES,
@@ -25,10 +29,14 @@ from subnet.protocol.messages import (
     Report,
     ReportAnswer,
 )
+from subnet.protocol.reach import LIMIT_REACH_BYTES, ReachAnswer, ReachRequest
 from subnet.protocol.signing import RequestVerifier
 from subnet.store.base import Grant
 from subnet.words import Cursor
-from validator.directive_stream import DirectiveFeed
+from validator.directive_stream import DirectiveFeed, checked_kind
+
+QUICK_REPORT_BYTES = 256 << 10
+"""A report of more bytes is read piece by piece."""
 
 
 class Backend(Protocol):
@@ -46,11 +54,13 @@ class Backend(Protocol):
 
     async def join(self, hotkey: str, request: JoinRequest) -> JoinAnswer: ...
 
-    async def report(self, hotkey: str, report: Report) -> ReportAnswer: ...
+    def report(self, hotkey: str, report: Report) -> ReportAnswer: ...
 
     def heartbeat(self, hotkey: str, beat: Heartbeat) -> None: ...
 
     async def grants(self, hotkey: str, request: GrantRequest) -> tuple[Grant, ...]: ...
+
+    async def reach(self, hotkey: str, source: str, request: ReachRequest) -> ReachAnswer: ...
 
     def follow(self, run: str, after: Cursor) -> tuple[DirectiveFeed, int]:
         """The feed and the position at which a reader at ``after`` goes on."""
@@ -62,9 +72,13 @@ class Backend(Protocol):
 
 
 class HttpApi:
-    def __init__(self, backend: Backend, verifier: RequestVerifier) -> None:
+    def __init__(self, backend: Backend, verifier: RequestVerifier, limits: RequestLimits | None = None) -> None:
         self._backend = backend
-        self.app = create_app(self._routes(), verifier)
+        limits = limits or RequestLimits()
+        self.app = create_app(self._routes(), verifier, limits)
+        quick = QuickRoutes(self._quick_routes(), verifier, limits)
+        self.handlers: HandlerFactory = lambda server: handler_factory(server, quick)
+        """What every member sends each second is answered the short way: to be given to ``listen``."""
 
     def _routes(self) -> list[Route]:
         return [
@@ -77,8 +91,23 @@ class HttpApi:
             Route("POST", "/v1/reports", self._report, body_limit_bytes=LIMIT_REPORT_BYTES),
             Route("POST", "/v1/heartbeat", self._heartbeat, body_limit_bytes=4096),
             Route("POST", "/v1/grants", self._grants),
+            Route("POST", "/v1/reach", self._reach, body_limit_bytes=LIMIT_REACH_BYTES),
             Route("GET", "/v1/directives", self._directives),
         ]
+
+    def _quick_routes(self) -> list[QuickRoute]:
+        return [
+            QuickRoute("/v1/reports", self._quick_report, QUICK_REPORT_BYTES),
+            QuickRoute("/v1/heartbeat", self._quick_heartbeat, 4096),
+        ]
+
+    def _quick_report(self, hotkey: str, body: bytes) -> object:
+        report = wire.decode(body, Report, limit_bytes=QUICK_REPORT_BYTES, what="POST /v1/reports")
+        return self._backend.report(hotkey, report)
+
+    def _quick_heartbeat(self, hotkey: str, body: bytes) -> object:
+        beat = wire.decode(body, Heartbeat, limit_bytes=4096, what="POST /v1/heartbeat")
+        return self._backend.heartbeat(hotkey, beat)
 
     async def _hello(self, call: Call) -> web.StreamResponse:
         return answer(self._backend.hello())
@@ -101,7 +130,7 @@ class HttpApi:
         return answer(await self._backend.join(call.hotkey, call.decode(JoinRequest)))
 
     async def _report(self, call: Call) -> web.StreamResponse:
-        return answer(await self._backend.report(call.hotkey, call.decode(Report)))
+        return answer(self._backend.report(call.hotkey, call.decode(Report)))
 
     async def _heartbeat(self, call: Call) -> web.StreamResponse:
         self._backend.heartbeat(call.hotkey, call.decode(Heartbeat))
@@ -110,16 +139,19 @@ class HttpApi:
     async def _grants(self, call: Call) -> web.StreamResponse:
         return answer(await self._backend.grants(call.hotkey, call.decode(GrantRequest)))
 
+    async def _reach(self, call: Call) -> web.StreamResponse:
+        source = call.request.remote or ""
+        return answer(await self._backend.reach(call.hotkey, source, call.decode(ReachRequest)))
+
     async def _directives(self, call: Call) -> web.StreamResponse:
         after = Cursor(_number(call, "term", 0), _number(call, "after", 0))
+        has = checked_kind(call.request.query.get("view"))
         feed, position = self._backend.follow(call.request.query.get("run", ""), after)
         self._backend.stream_opened(call.hotkey)
         writer = FrameWriter(call)
         try:
             async with writer as out:
-                reader = feed.reader(position)
-                while (frame := await out.race(reader.next_frame())) is not None:
-                    await out.send(frame.data)
+                await feed.serve(out, call.hotkey, position, has)
         finally:
             self._backend.stream_lost(call.hotkey)
         return writer.response

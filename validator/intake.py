@@ -48,6 +48,14 @@ def blobs_to_confirm(claim: msg.AnyClaim) -> tuple[str, ...]:
             return ()
 
 
+def boundary_to_confirm(state: RunState, member: Member, claim: msg.AnyClaim) -> tuple[str, ...]:
+    """The output of an evaluation item that goes through the store: no void can open such an item again."""
+    if not isinstance(claim, msg.ForwardReceipt) or state.run is None or member not in state.members:
+        return ()
+    by_store = st.config(state).pipeline.boundaries == "store" or not state.members[member].reachable
+    return (claim.output,) if claim.output and by_store and st.is_evaluation(state, claim.microbatch) else ()
+
+
 def admit(state: RunState, member: Member, claim: msg.AnyClaim, watch: Watch) -> Admitted:
     """The events that the claim makes now; apply them before the next claim is admitted."""
     if member not in state.members:
@@ -113,6 +121,7 @@ def admit_join(
         boot=request.boot,
         host=request.host,
         port=request.port,
+        reachable=request.reachable,
     )
 
 
@@ -185,6 +194,8 @@ def _forwarded(state: RunState, member: Member, claim: msg.ForwardReceipt, watch
     evaluation = st.is_evaluation(state, claim.microbatch)
     if last and evaluation and not _is_fp32(claim.loss_bits):
         return Ignored("the receipt lacks the loss")
+    if any(blob not in watch.blobs for blob in boundary_to_confirm(state, member, claim)):
+        return Ignored("the store doesn't have the boundary yet")
     watch.computed(member, claim.compute_s, backward=False)
     loss = claim.loss_bits if last and evaluation else None
     return [ev.Forwarded(claim.step, claim.microbatch, claim.stage, claim.generation, claim.output, loss)]
@@ -201,7 +212,8 @@ def _backwarded(state: RunState, member: Member, claim: msg.BackwardReceipt, wat
         return Ignored("the receipt lacks the loss")
     watch.computed(member, claim.compute_s, backward=True)
     loss = claim.loss_bits if last else None
-    return [ev.Backwarded(claim.step, claim.microbatch, claim.stage, claim.generation, claim.output, loss)]
+    forward = "" if item.forwarded else claim.forward
+    return [ev.Backwarded(claim.step, claim.microbatch, claim.stage, claim.generation, claim.output, loss, forward)]
 
 
 def _is_fp32(bits: int | None) -> bool:

@@ -23,6 +23,7 @@ from subnet.errors import Corrupt, IotaError
 from subnet.run.chain_hash import next_head
 from subnet.run.events import AnyEvent, Record
 from subnet.run.state import RunState, new_state
+from subnet.run.views import scope_of
 from validator import journal_file
 from validator.copies import Copy
 
@@ -72,6 +73,8 @@ class JournalStore:
         """Number of the oldest record that is kept."""
         self._base_head = found.base_head
         self._records, self._heads = found.records, found.heads
+        self._scopes: list[int | None] = [None] * len(found.records)
+        """Whom each record concerns (:mod:`subnet.run.views`), as far as somebody asked."""
         self.size_bytes = sum(len(data) for data in found.records)
         """Of the records that were found, and of those added since."""
         self.head = found.heads[-1] if found.heads else found.base_head
@@ -126,6 +129,15 @@ class JournalStore:
             raise IndexError(f"record {first} is no longer kept; the oldest is {self.base}")
         return self._records[first - self.base : end - self.base]
 
+    def scopes_between(self, first: int, end: int) -> list[int]:
+        """Whom records ``first .. end - 1`` concern; ``first`` isn't before :attr:`base`."""
+        found = self._scopes[first - self.base : end - self.base]
+        for index, scope in enumerate(found):
+            if scope is None:
+                event = _decoder.decode(self._records[first - self.base + index]).event
+                found[index] = self._scopes[first - self.base + index] = scope_of(event)
+        return [scope or 0 for scope in found]
+
     def head_after(self, number: int) -> str:
         """The chain value after ``number`` records; ``number`` isn't before :attr:`base`."""
         if number < self.base:
@@ -144,6 +156,7 @@ class JournalStore:
         data = _encoder.encode(record)
         self.head = next_head(self.head, data)
         self._records.append(data)
+        self._scopes.append(scope_of(event))
         self._heads.append(self.head)
         self.size_bytes += len(data)
         self._staged.records.append((record.number, self.head, data))
@@ -169,6 +182,7 @@ class JournalStore:
         keep_from = self.copy.number if self.copy is not None else self.base
         self._base_head, dropped = self.head_after(keep_from), keep_from - self.base
         del self._records[:dropped]
+        del self._scopes[:dropped]
         del self._heads[:dropped]
         self.base, self.copy = keep_from, copy
         self._staged.copy, self._staged.keep_from = copy, keep_from

@@ -7,13 +7,14 @@ leadership ends the process with one line that says why.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping
 
 from loguru import logger
 
 from subnet.chain.base import Chain, Metagraph
 from subnet.chain.connect import connect_chain
-from subnet.errors import AuthFailed, ConfigError, Corrupt, InputError, IotaError, NotFound, Refusal
+from subnet.errors import AuthFailed, Corrupt, InputError, IotaError, NotFound, Refusal
 from subnet.net.border import Listener, listen
 from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
 from subnet.protocol.claims import check_claims
@@ -27,17 +28,18 @@ from subnet.protocol.messages import (
     Report,
     ReportAnswer,
 )
+from subnet.protocol.reach import ReachAnswer, ReachRequest
 from subnet.protocol.signing import RequestVerifier, Signer, load_wallet, verify_statement
 from subnet.service import Service
-from subnet.store.base import RETENTION_CLASSES, Grant, Hold
-from subnet.store.embedded import EmbeddedStore
-from subnet.store.signed_urls import load_or_create_secret
+from subnet.store.base import Grant, Hold, OwnerStore, check_blob
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Backoff, Clock, Deadline, check_nesting
-from subnet.words import PROTOCOL_VERSION, BlobHash, Cursor
+from subnet.words import PROTOCOL_VERSION, Cursor
 from validator.directive_stream import DirectiveFeed
 from validator.http_api import HttpApi
 from validator.lead_from import lead_from
 from validator.leadership import LeadershipWatch
+from validator.presence import GC_THRESHOLDS
+from validator.reach import ReachDesk
 from validator.retention import hold_horizon
 from validator.run_archive import put_run
 from validator.run_export import export_info, finished_state
@@ -45,6 +47,7 @@ from validator.run_registry import RunEntry, RunRegistry
 from validator.run_session import RunSession
 from validator.scoring import ScoreBook
 from validator.settings import ValidatorSettings
+from validator.store_choice import grant_puts, make_store
 from validator.store_health import first_look
 from validator.weights import WeightPolicy, WeightSetter, WeightsReport
 
@@ -60,12 +63,13 @@ class ValidatorNode:
         settings: ValidatorSettings,
         signer: Signer,
         chain: Chain,
-        store: EmbeddedStore,
+        store: OwnerStore,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.settings, self.signer, self.chain, self.store, self.clock = settings, signer, chain, store, clock
         self.registry = RunRegistry(settings.directory.expanduser())
         self.scores = ScoreBook()
+        self.reach_desk = ReachDesk(signer, clock=clock)
         self.metagraph: Metagraph | None = None
         self.session: RunSession | None = None
         self._sessions_changed = asyncio.Event()
@@ -150,7 +154,7 @@ class ValidatorNode:
             await asyncio.wait({run, rival})
 
     def _session(self, run: str) -> RunSession:
-        if self.session is None or (run and run not in (self.session.entry.name, self.session.entry.stored.run_id)):
+        if self.session is None or not self._leads(run):
             active = self.session.entry.name if self.session else "none"
             raise NotFound(f"run {run!r} is not active here", hint=f"active: {active}")
         return self.session
@@ -221,7 +225,7 @@ class ValidatorNode:
             return JoinAnswer(False, Refusal("version_unsupported", reason, None, "update"))
         return await self._session(request.run).coordinator.join(hotkey, coldkey, request)
 
-    async def report(self, hotkey: str, report: Report) -> ReportAnswer:
+    def report(self, hotkey: str, report: Report) -> ReportAnswer:
         if report.member.hotkey != hotkey:
             raise InputError("a report is signed by another hotkey than the member it names")
         session = self._session(report.run)
@@ -230,6 +234,8 @@ class ValidatorNode:
             signed = verify_statement(hotkey, PURPOSE_RECEIPTS, report.receipts_root, report.receipts_signature)
             if not signed or session.receipts_root(report) != report.receipts_root:
                 raise InputError("the receipts' root or its signature doesn't fit the receipts")
+        if report.used is not None and session.has_member(hotkey):
+            self.store.meter.reported(session.entry.stored.run_id, hotkey, report.process[:64], report.used)
         known = session.coordinator.report(report.member, report.claims)
         if known and report.receipts_root:
             session.keep_receipts(hotkey, report)
@@ -240,38 +246,33 @@ class ValidatorNode:
             return
         member = self.session.coordinator.heard(hotkey, beat.boot, beat.ticks)
         if member is not None and beat.suspect:
-            self.session.coordinator.suspect(member)
+            self.session.coordinator.suspect(member, last_words=True)
+
+    async def reach(self, hotkey: str, source: str, request: ReachRequest) -> ReachAnswer:
+        return await self.reach_desk.look(hotkey, source, request)
 
     async def grants(self, hotkey: str, request: GrantRequest) -> tuple[Grant, ...]:
         if not 0 < len(request.blobs) <= LIMIT_GRANTS:
             raise InputError(f"{len(request.blobs)} grants asked for, allowed are 1 to {LIMIT_GRANTS}")
+        ours = hotkey in self._allowed
+        takes_part = ours or (self._leads(request.run) and self._session(request.run).has_member(hotkey))
+        run = (request.run or "upload") if takes_part else ""
+        if request.used is not None and takes_part:
+            self.store.meter.reported(run, hotkey, request.process[:64], request.used)
+        deadline = Deadline.after(TIMEOUTS.http_request_s / 2)
         if not request.put:
-            return await self._get_grants(request)
-        if hotkey not in self._allowed:
-            session = self._session(request.run)
-            if not session.has_member(hotkey):
-                raise AuthFailed(f"{hotkey} is no member of run {request.run}", hint="join first")
-        if request.retention not in RETENTION_CLASSES:
-            raise InputError(
-                f"retention {request.retention!r} is unknown", hint=f"one of {', '.join(RETENTION_CLASSES)}"
-            )
+            refs = [(check_blob(blob), size) for blob, size in request.blobs]
+            if request.damaged and takes_part:
+                await self.store.check_blobs([blob for blob, _ in refs], deadline=deadline)
+            return await self.store.grant_gets(refs, run, deadline=deadline)
+        if not takes_part:
+            self._session(request.run)
+            raise AuthFailed(f"{hotkey} is no member of run {request.run}", hint="join first")
         horizon = hold_horizon(self.session.coordinator.state.next_step) if self.session else 0
-        hold = Hold(request.retention, request.run or "upload", horizon)
-        return tuple(self.store.presign_put(BlobHash(blob), size, hold) for blob, size in request.blobs)
+        return await grant_puts(self.store, request, Hold(request.retention, run, horizon), hotkey, deadline)
 
-    async def _get_grants(self, request: GrantRequest) -> tuple[Grant, ...]:
-        """A size of 0 means that the asker doesn't know it: the store says."""
-        unknown = [BlobHash(blob) for blob, size in request.blobs if size <= 0]
-        sizes: Mapping[BlobHash, int] = {}
-        if unknown:
-            sizes = await self.store.sizes(unknown, deadline=Deadline.after(TIMEOUTS.http_request_s))
-        grants: list[Grant] = []
-        for blob, size in request.blobs:
-            known = size if size > 0 else sizes.get(BlobHash(blob))
-            if known is None:
-                raise NotFound(f"blob {blob[:16]} is not in the store")
-            grants.append(self.store.presign_get(BlobHash(blob), known))
-        return tuple(grants)
+    def _leads(self, run: str) -> bool:
+        return self.session is not None and run in ("", self.session.entry.name, self.session.entry.stored.run_id)
 
     def follow(self, run: str, after: Cursor) -> tuple[DirectiveFeed, int]:
         coordinator = self._session(run).coordinator
@@ -296,14 +297,14 @@ class ValidatorNode:
 
 async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
     chain = connect_chain(settings.chain, settings.chain_endpoint, hotkey=signer)
-    secret = _secret(settings)
-    store = EmbeddedStore(settings.store_url, secret)
+    store = await make_store(settings, signer.hotkey)
     service = Service("validator")
     service.on_close("chain", chain.close)
     service.on_close("store", store.close)
     listener: Listener | None = None
     try:
         await first_look(store, settings.directory.expanduser())
+        await store.open(deadline=Deadline.after(TIMEOUTS.store_open_s))
         metagraph = await chain.metagraph(settings.netuid)
         if settings.lead_from:
             permits = {neuron.hotkey: neuron.validator_permit for neuron in metagraph.neurons}
@@ -317,7 +318,8 @@ async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
                 f"--wallet.hotkey {settings.wallet_hotkey}",
             )
         verifier = RequestVerifier(signer.hotkey, is_known=node.is_known)
-        listener = await listen(HttpApi(node, verifier).app, settings.host, settings.port)
+        api = HttpApi(node, verifier)
+        listener = await listen(api.app, settings.host, settings.port, handlers=api.handlers)
         await _announce(chain, settings)
     except BaseException:
         if listener is not None:
@@ -328,18 +330,11 @@ async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
     service.on_close("http", listener.close)
     service.forever("runs", node.drive_runs)
     service.forever("metagraph", node.watch_metagraph)
+    service.forever("store", store.maintain)
     if settings.set_weights:
         service.forever("weights", lambda: node.setter.run(node.weights_report))
     logger.info("validator {} serves at {}", signer.hotkey, listener.url)
     await service.run()
-
-
-def _secret(settings: ValidatorSettings) -> bytes:
-    """The secret shared with the store; one made up here would open no store that has runs already."""
-    path = settings.store_secret.expanduser()
-    if settings.lead_from and not path.exists():
-        raise ConfigError(f"there is no store secret in {path}", hint="copy the store's file, see --store.secret")
-    return load_or_create_secret(path)
 
 
 async def _announce(chain: Chain, settings: ValidatorSettings) -> None:
@@ -353,6 +348,7 @@ async def _announce(chain: Chain, settings: ValidatorSettings) -> None:
 def run_validator(settings: ValidatorSettings) -> int:
     """The whole process; returns its exit status."""
     check_nesting()
+    gc.set_threshold(*GC_THRESHOLDS)
     signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
     asyncio.run(_serve(settings, signer))
     return 0

@@ -7,6 +7,7 @@ its ages are by :class:`PresentClock`. :class:`LoopWatchdog` looks at the event 
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 import traceback
@@ -24,6 +25,9 @@ ABSENT_S = 0.5
 """A gap between two looks at the clock that is no ordinary turn of the loop; looked at it is every ``TICK_S``."""
 SAY_ABSENT_S = 2.0
 MAX_DUMPS = 8
+GC_THRESHOLDS = (50_000, 20, 1_000)
+"""The collector looks at everything that lives only when it is told to (:func:`collect_forever`)."""
+COLLECT_EVERY_S = 300.0
 
 
 class PresentClock:
@@ -55,6 +59,13 @@ class PresentClock:
         while True:
             self.now_s()
             await asyncio.sleep(TICK_S)
+
+
+async def collect_forever() -> None:
+    """A whole collection stops the loop for as long as it takes to look at each item of the open step: so it is rare."""
+    while True:
+        await asyncio.sleep(COLLECT_EVERY_S)
+        gc.collect()
 
 
 class Dumps:

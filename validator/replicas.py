@@ -41,13 +41,15 @@ def replicas(state: RunState, watch: Watch, *, without: str = "") -> list[list[R
     members = [(member, info) for member, info in sorted(state.members.items()) if member.hotkey != without]
     known = {member: seconds for member, _ in members if (seconds := watch.item_s(member)) is not None}
     each_cost_s = median(known[k] / costs[info.stage] for k, info in members if k in known) if known else 1.0
+    by_stage: list[list[Member]] = [[] for _ in costs]
+    for member, info in members:
+        by_stage[info.stage].append(member)
     found: list[list[Replica]] = []
-    for stage, cost in enumerate(costs):
-        here = [member for member, info in members if info.stage == stage]
+    for here, cost in zip(by_stage, costs, strict=True):
         measured = [known[member] for member in here if member in known]
         usual_s = sum(measured) / len(measured) if measured else each_cost_s * cost
-        settled = [member for member in here if _is_settled(state, member)]
-        free = {member: member not in settled or len(settled) > 1 for member in here}
+        num_settled = sum(_is_settled(state, member) for member in here)
+        free = {member: num_settled > 1 or not _is_settled(state, member) for member in here}
         found.append([Replica(member, 1.0 / known.get(member, usual_s), free[member]) for member in here])
     return found
 
@@ -70,7 +72,8 @@ def _empty_stage(now_s: float, state: RunState, watch: Watch, policy: Policy) ->
     waits = False
     for stage in range(st.num_stages(state)):
         key = ("empty_stage", stage)
-        if st.members_of(state, stage):
+        here = st.members_of(state, stage) if watch.index is None else watch.index.sync(state).by_stage[stage]
+        if here:
             watch.restart_clock(key, now_s)
         elif watch.age(key, now_s) >= policy.empty_stage_s:
             waits = True

@@ -11,6 +11,15 @@ from subnet.run.state import RunState, num_stages, restore_point
 from subnet.words import CALIBRATION_STEP
 
 AUDIT_WINDOW_STEPS = 8
+_WINDOWS = ((1 / 2, AUDIT_WINDOW_STEPS), (3 / 4, 4), (7 / 8, 2))
+"""Up to which share of the store's budget in use the evidence of how many steps is kept; beyond, of one."""
+
+
+def audit_window(used_bytes: int, budget_bytes: int) -> int:
+    """Steps whose evidence is kept: fewer where the store fills up (a budget of 0 is none), for a full one stops the run."""
+    if budget_bytes <= 0:
+        return AUDIT_WINDOW_STEPS
+    return next((steps for share, steps in _WINDOWS if used_bytes <= share * budget_bytes), 1)
 
 
 def hold_horizon(step: int) -> int:
@@ -18,12 +27,15 @@ def hold_horizon(step: int) -> int:
     return max(0, step + 1)
 
 
-def expiries(state: RunState) -> dict[str, int]:
-    """By retention class: holds with a horizon below this may end. Nothing ends before there is a verified snapshot."""
+def expiries(state: RunState, window: int = AUDIT_WINDOW_STEPS) -> dict[str, int]:
+    """By retention class: holds with a horizon below this may end.
+
+    ``window``: of evidence, in steps (:func:`audit_window`). Of the rest nothing ends before there is a verified snapshot.
+    """
     if state.run is None:
         return {}
     oldest = min(restore_point(state, stage).version for stage in range(num_stages(state)))
-    below = {"evidence": max(0, hold_horizon(state.next_step) - AUDIT_WINDOW_STEPS)}
+    below = {"evidence": max(0, hold_horizon(state.next_step) - window)}
     if oldest > CALIBRATION_STEP:
         below["log"] = below["snapshot"] = hold_horizon(oldest)
     return {retention: bound for retention, bound in below.items() if bound > 0}

@@ -9,18 +9,19 @@ from loguru import logger
 
 from subnet.errors import IotaError
 from subnet.protocol import wire
-from subnet.protocol.api import MemberView, RunStatus, RunSummary
+from subnet.protocol.api import MemberView, RunStatus, RunSummary, StoreCosts
 from subnet.protocol.messages import BackwardReceipt, ForwardReceipt, Report
 from subnet.run.events import Record, StageSealed, StepSealed
 from validator.coordinator import Coordinator
 from validator.decide import waiting_for
 from validator.journal_store import JournalStore
 from validator.log_publisher import LogPublisher
-from validator.presence import Dumps, LoopWatchdog, PresentClock
+from validator.presence import Dumps, LoopWatchdog, PresentClock, collect_forever
 from validator.progress import ProgressWatch
 from validator.projection import SessionProjection
-from validator.retention import AUDIT_WINDOW_STEPS, expiries
+from validator.retention import AUDIT_WINDOW_STEPS, audit_window, expiries
 from validator.run_registry import RunEntry, run_planned
+from validator.store_costs import store_costs
 from validator.tasks import RunTasks
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class RunSession:
                 asyncio.create_task(self.clock.tick_forever(), name="clock"),
                 asyncio.create_task(watchdog.turn_forever(), name="loop watchdog"),
                 asyncio.create_task(self.progress.look_forever(self.coordinator), name="progress watchdog"),
+                asyncio.create_task(collect_forever(), name="garbage"),
             }
             tasks = {driver, finished, tidier, *watchers}
             try:
@@ -86,7 +88,8 @@ class RunSession:
         done: dict[str, int] = {}
         while True:
             try:
-                for retention, below in expiries(self.coordinator.state).items():
+                window = audit_window(self.tasks.store_bytes, self.tasks.store_budget_bytes)
+                for retention, below in expiries(self.coordinator.state, window).items():
                     if below > done.get(retention, 0):
                         await self.tasks.expire(retention, self.entry.stored.run_id, below)
                         done[retention] = below
@@ -127,6 +130,8 @@ class RunSession:
             if horizon and horizon % AUDIT_WINDOW_STEPS == 0:
                 self.journal.forget_receipts(horizon)
                 self._tidy.set()
+            if self.entry.config.pipeline.boundaries == "store":
+                self._tidy.set()  # each step puts a good deal of evidence there
 
     # --- receipts ----------------------------------------------------------------------------------------------
 
@@ -192,7 +197,13 @@ class RunSession:
             store_bytes=self.tasks.store_bytes,
             weights=weights,
             final_holdout_loss=history.final_holdout,
+            store=self._store_costs(),
         )
+
+    def _store_costs(self) -> StoreCosts:
+        """The submission came under the run's name, everything since under its id."""
+        uses = [self._node.store.meter.use(label) for label in (self.entry.stored.run_id, self.entry.name)]
+        return store_costs(uses, self.tasks.store_bytes, self.entry.config.prices)
 
     def _member_views(self) -> list[MemberView]:
         state, watch, now = self.coordinator.state, self.coordinator.watch, self.clock.now_s()

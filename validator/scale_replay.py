@@ -22,7 +22,7 @@ from subnet.numerics.layout import Partition, Section, TensorSpan
 from subnet.numerics.roots import leaf_hash, stage_root
 from subnet.run import state as st
 from subnet.run.state import RestorePoint, RunState
-from subnet.store.embedded import EmbeddedStore
+from subnet.store.base import OwnerStore
 from subnet.timing import TIMEOUTS, Deadline
 from subnet.words import CALIBRATION_STEP, BlobHash
 
@@ -73,7 +73,7 @@ class Scales:
 class ScaleReplay:
     """Exponents by section; what was derived is kept, so that the next step costs one step's maxima."""
 
-    def __init__(self, plan: ModelPlan, store: EmbeddedStore) -> None:
+    def __init__(self, plan: ModelPlan, store: OwnerStore) -> None:
         self._plan, self._store = plan, store
         self._known: dict[int, Scales] = {}
         self._lock = asyncio.Lock()
@@ -133,9 +133,9 @@ class ScaleReplay:
     async def _maxima(self, partition: Partition, blob: str, size_bytes: int, deadline: Deadline) -> Fp32:
         """The end of a merged partition, whatever form its integers are stored in."""
         wanted = 4 * partition.num_blocks
-        grant = self._store.presign_get(BlobHash(blob), size_bytes)
         limit = deadline.sooner(TIMEOUTS.store_request_s)
-        data = await self._store.blobs.get_range(grant, size_bytes - wanted, wanted, deadline=limit)
+        start = size_bytes - wanted
+        data = await self._store.get_range(BlobHash(blob), size_bytes, start, wanted, deadline=limit)
         maxima = np.frombuffer(data, dtype="<f4").astype(np.float32)
         if not bool(np.isfinite(maxima).all()) or bool(np.signbit(maxima).any()):
             raise Corrupt(f"sealed partition {blob[:16]} ends with no block maxima")

@@ -22,6 +22,12 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path = Path("~/.iota/validator")
     """Journals and run files."""
     store_url: str = "http://127.0.0.1:9945"
+    """Of ``iota store serve``, or ``s3://BUCKET[/PREFIX]``: one prefix for one validator."""
+    store_endpoint: str = ""
+    """Of an S3 server; empty: AWS's."""
+    store_region: str = ""
+    store_credentials: Path | None = None
+    """File like ``~/.aws/credentials`` that only its owner can read; None: the environment, or wherever AWS's tools look."""
     store_secret: Path = Path("~/.iota/store/secret")
     """File with the secret shared with the store; presigned URLs are signed with it."""
     lead_from: bool = False
@@ -38,6 +44,13 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 < self.port <= 65535:
             raise ConfigError(f"--axon.port = {self.port} is not allowed", hint="allowed: 1 to 65535")
+        for flag, value in (
+            ("--store.endpoint", self.store_endpoint),
+            ("--store.region", self.store_region),
+            ("--store.credentials", self.store_credentials),
+        ):
+            if value and not self.store_url.startswith("s3://"):
+                raise ConfigError(f"{flag} has no effect with --store.url {self.store_url}", hint="s3://BUCKET/PREFIX")
         if self.lead_runs and not self.lead_from:
             raise ConfigError("--lead-run has no effect without --lead-from", hint="add --lead-from URL of the store")
         if not 0.0 <= self.burn_share <= 1.0:

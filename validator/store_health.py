@@ -15,7 +15,7 @@ from loguru import logger
 
 from subnet.errors import Unreachable
 from subnet.logs import ReasonLog
-from subnet.store.embedded import EmbeddedStore
+from subnet.store.base import OwnerStore
 from subnet.timing import TIMEOUTS, Clock, Deadline
 from validator.store_clock import StoreClock
 
@@ -78,7 +78,7 @@ class StoreHealth:
         return f"log store: record {number} isn't acknowledged after {waited_s:.0f} s" if waited_s >= SLOW_LOG_S else ""
 
 
-async def first_look(store: EmbeddedStore, directory: Path) -> None:
+async def first_look(store: OwnerStore, directory: Path) -> None:
     """A store that can't be had is a mistake at the very first start; later its absence is waited out."""
     try:
         await store.usage(deadline=Deadline.after(TIMEOUTS.http_request_s))

@@ -19,7 +19,7 @@ from subnet.protocol.messages import AnyClaim, MergedClaim
 from subnet.protocol.wire import is_blob_hash
 from subnet.run.events import AnyEvent, RunFinished
 from subnet.run.state import RunState
-from subnet.store.embedded import EmbeddedStore
+from subnet.store.base import OwnerStore
 from subnet.timing import TIMEOUTS, Deadline
 from subnet.words import BlobHash
 from validator.decide import Action, FinishRun, ProbeSlices, TraceVerdict
@@ -43,11 +43,13 @@ class Completion:
 
 
 class RunTasks:
-    def __init__(self, plan: ModelPlan, store: EmbeddedStore) -> None:
+    def __init__(self, plan: ModelPlan, store: OwnerStore) -> None:
         self._plan, self._store = plan, store
         self._complete: Callable[[Completion], None] = lambda _: None
         self._trace = TraceReader(plan, store)
         self.store_bytes = 0
+        self.store_budget_bytes = 0
+        """0: none, or not known yet."""
 
     def bind(self, complete: Callable[[Completion], None]) -> None:
         self._complete = complete
@@ -77,7 +79,7 @@ class RunTasks:
     async def look(self) -> None:
         """How much the store holds."""
         usage = await self._store.usage(deadline=Deadline.after(TIMEOUTS.store_request_s))
-        self.store_bytes = usage.used_bytes
+        self.store_bytes, self.store_budget_bytes = usage.used_bytes, usage.budget_bytes
 
     async def probe_store(self) -> str:
         """What is wrong with the store, in words; empty when it answers and has room for what was asked of it."""

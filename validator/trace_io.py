@@ -26,7 +26,7 @@ from subnet.protocol.wire import is_blob_hash
 from subnet.run import state as st
 from subnet.run.events import AnyEvent
 from subnet.run.state import Merge, MergedPartition, RunState
-from subnet.store.embedded import EmbeddedStore
+from subnet.store.base import OwnerStore
 from subnet.timing import TIMEOUTS, Deadline
 from subnet.words import CALIBRATION_STEP, BlobHash, Commitment
 from validator.decision import TraceVerdict
@@ -109,7 +109,7 @@ class _Case:
 class TraceReader:
     """Finds out who lied; reads from the store and changes nothing."""
 
-    def __init__(self, plan: ModelPlan, store: EmbeddedStore) -> None:
+    def __init__(self, plan: ModelPlan, store: OwnerStore) -> None:
         self._plan, self._store = plan, store
         self._scales = ScaleReplay(plan, store)
 

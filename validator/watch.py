@@ -7,11 +7,15 @@ bounded by the members and by the open step.
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable
+from collections.abc import Container, Hashable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from subnet.words import Member
 from validator.store_clock import StoreClock
+
+if TYPE_CHECKING:
+    from validator.index import RunIndex
 
 SPEED_MEMORY = 0.7
 """Weight of what is known of a member's speed against its newest report."""
@@ -70,6 +74,9 @@ class Watch:
         self._step: int | None = None
         self.store = StoreClock()
         """Ages stand still while the store is away."""
+        self.index: RunIndex | None = None
+        """With one, decisions look only where something may have to be decided."""
+        self._kept = -1
         self.blobs: set[str] = set()
         """Addresses that the store was seen to have."""
         self.started: set[Hashable] = set()
@@ -109,6 +116,8 @@ class Watch:
 
     def probe_answered(self, member: Member, probe: Probe, now_s: float) -> None:
         self._link(member, now_s).probe = probe
+        if self.index is not None:
+            self.index.lost_look_s = NEVER
 
     def silent_for(self, member: Member, now_s: float) -> float:
         """Seconds since it was heard; a member never heard by this process counts from now on."""
@@ -128,6 +137,14 @@ class Watch:
             return False
         return link.probe is Probe.REFUSED or (link.probe is Probe.UNANSWERED and now_s - link.heard_s >= quiet_s)
 
+    def lost_look_s(self, member: Member, now_s: float, silence_s: float, hung_s: float, quiet_s: float) -> float:
+        """If nothing is heard or found out meanwhile, the member isn't lost before this time."""
+        link = self._link(member, now_s)
+        if link.probe is Probe.REFUSED:
+            return now_s
+        quiet_s = quiet_s if link.probe is Probe.UNANSWERED else silence_s
+        return min(link.heard_s + min(silence_s, quiet_s), link.ticked_s + hung_s)
+
     def _link(self, member: Member, now_s: float) -> Link:
         return self._links.setdefault(member, Link(now_s, now_s))
 
@@ -143,8 +160,12 @@ class Watch:
         """It comes back because it was asked to: no wait for absences of long ago."""
         self._absent_since[hotkey] = (absences, NEVER)
 
-    def keep_members(self, members: set[Member]) -> None:
+    def keep_members(self, members: Container[Member]) -> None:
         """Forgets whoever isn't there any more."""
+        if self.index is not None:
+            if self._kept == self.index.membership:
+                return
+            self._kept = self.index.membership
         for known in (self._links, self._speeds, self._progress_s):
             for member in [k for k in known if k not in members]:
                 del known[member]
@@ -165,6 +186,11 @@ class Watch:
 
     def restart_clock(self, key: Hashable, now_s: float) -> None:
         self._since[key] = self.store.work_s(now_s)
+
+    def forget_clocks(self, keys: Iterable[Hashable]) -> None:
+        """Of what is over: nobody asks for these again."""
+        for key in keys:
+            self._since.pop(key, None)
 
     def clocks(self) -> list[tuple[Hashable, float]]:
         """Keys that are awaited, with when they were first asked for; oldest first."""

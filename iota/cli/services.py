@@ -21,6 +21,8 @@ def add_to(app: typer.Typer) -> None:
     chain.command("show")(chain_show)
     store = typer.Typer(help="The object store.", no_args_is_help=True)
     store.command("serve")(store_serve)
+    store.command("check")(store_check)
+    store.command("prepare")(store_prepare)
     wallet = typer.Typer(help="Bittensor wallets for local chains.", no_args_is_help=True)
     wallet.command("new")(wallet_new)
     app.add_typer(chain, name="chain")
@@ -131,6 +133,46 @@ def store_serve(
         budget_bytes=round(budget_gib * GIB),
     )
     return serve_store_here(settings)
+
+
+StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="s3://BUCKET[/PREFIX], or of iota store serve.")]
+StoreEndpoint = Annotated[str, typer.Option("--store.endpoint", help="Endpoint of an S3 server; without it AWS's.")]
+StoreRegion = Annotated[str, typer.Option("--store.region", help="Region of the bucket.")]
+StoreCredentials = Annotated[
+    Path | None,
+    typer.Option("--store.credentials", help="File like ~/.aws/credentials; without it where AWS's tools look."),
+]
+
+
+def store_check(
+    url: StoreUrl,
+    endpoint: StoreEndpoint = "",
+    region: StoreRegion = "",
+    credentials: StoreCredentials = None,
+    secret: Annotated[Path, typer.Option("--store.secret", help="Shared with an embedded store.")] = Path(
+        "~/.iota/store/secret"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="As one line of JSON.")] = False,
+) -> int:
+    """Do with a store what runs do with it, and say what it lacks; exit status 1 where that is needed."""
+    from iota.store_check import StoreAddress
+    from iota.store_check import store_check as check
+
+    return check(StoreAddress(url, endpoint, region, credentials, secret), as_json=as_json)
+
+
+def store_prepare(
+    url: StoreUrl, endpoint: StoreEndpoint = "", region: StoreRegion = "", credentials: StoreCredentials = None
+) -> None:
+    """Make a bucket if there is none, and give it lifecycle rules as a net for what a dead validator leaves."""
+    from subnet.store.s3_admin import EVIDENCE_DAYS, UPLOAD_DAYS, ensure_lifecycle, make_bucket
+    from subnet.store.s3_place import S3Place, S3Signer, find_credentials
+
+    place = S3Place.parse(url, endpoint=endpoint, region=region)
+    signer = S3Signer(place, find_credentials(credentials))
+    print(f"bucket {place.bucket}: {'made' if make_bucket(signer) else 'there already'}")
+    changed = "set" if ensure_lifecycle(signer) else "there already"
+    print(f"lifecycle: {changed}; unfinished uploads end after {UPLOAD_DAYS} days, evidence after {EVIDENCE_DAYS}")
 
 
 def wallet_new(

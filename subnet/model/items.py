@@ -18,9 +18,8 @@ from torch import Tensor
 from subnet.errors import InputError, IotaError
 from subnet.model.plan import ModelPlan
 from subnet.model.stage import IGNORED_LABEL
+from subnet.numerics.codes import RAW, Buffer, coded_size, decode, encode
 from subnet.words import ItemKey
-
-Buffer = bytes | bytearray | memoryview
 
 _FAILURE_TAG = b"iota/failure/1\0"
 
@@ -116,13 +115,15 @@ def boundary_bytes(chunks: Sequence[Tensor]) -> memoryview:
 
 @dataclass(frozen=True)
 class ItemShape:
-    """Shape of a microbatch and of the chunks it is worked on in."""
+    """Shape of a microbatch and of the chunks it is worked on in, and the form of its boundaries."""
 
     rows: int
     chunks: int
     length: int
     hidden: int
     vocab: int
+    code: str = RAW
+    """What boundaries are rounded to, :mod:`subnet.numerics.codes`."""
 
     @staticmethod
     def of(plan: ModelPlan) -> ItemShape:
@@ -133,21 +134,23 @@ class ItemShape:
             length=plan.config.data.sequence_length,
             hidden=plan.hidden_size,
             vocab=plan.vocab_size,
+            code=pipeline.boundary_code,
         )
 
     @property
     def boundary_size_bytes(self) -> int:
-        return 4 * self.rows * self.length * self.hidden
+        return coded_size(self.code, self.rows * self.length, self.hidden, self.chunks)
+
+    def coded(self, output: memoryview | None) -> memoryview | None:
+        """A boundary as it is hashed, kept and sent, from its fp32 bytes (:func:`boundary_bytes`)."""
+        if output is None or self.code == RAW:
+            return output
+        return encode(self.code, np.frombuffer(output, dtype=np.float32).reshape(-1, self.hidden), self.chunks)
 
     def boundary(self, buffer: Buffer | None, device: torch.device, what: str, *, finite: bool = True) -> list[Tensor]:
         """A foreign buffer as chunks (B, L, H), checked before it is used."""
-        given = None if buffer is None else memoryview(buffer).nbytes
-        if buffer is None or given != self.boundary_size_bytes:
-            raise InputError(f"the {what} has {given} bytes instead of {self.boundary_size_bytes}")
         host = torch.empty((self.rows, self.length, self.hidden), dtype=torch.float32)
-        host.view(-1).numpy()[:] = np.frombuffer(buffer, dtype="<f4")
-        if finite and not bool(torch.isfinite(torch.stack(host.aminmax())).all()):
-            raise InputError(f"the {what} is not finite")
+        decode(self.code, buffer or b"", host.view(-1, self.hidden).numpy(), self.chunks, finite=finite, what=what)
         return list(host.to(device).chunk(self.chunks))
 
     def tokens(self, tokens: NDArray[np.integer] | None, device: torch.device, *, is_first: bool) -> list[Tensor]:

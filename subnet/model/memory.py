@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from subnet.model.plan import ModelPlan
+from subnet.numerics.codes import RAW, coded_size, planes_of
 from subnet.numerics.layout import Section
 from subnet.numerics.packing import packed_size
 from subnet.numerics.slices import byte_width, sum_bits
@@ -179,9 +180,30 @@ def stage_slice_bytes(plan: ModelPlan, stage: int) -> int:
 
 
 def boundary_bytes(plan: ModelPlan) -> int:
-    """One microbatch's hidden states, fp32."""
-    config = plan.config
-    return 4 * config.pipeline.microbatch_rows * config.data.sequence_length * plan.hidden_size
+    """One microbatch's hidden states in the run's code, as they are kept and sent."""
+    pipeline = plan.config.pipeline
+    return coded_size(pipeline.boundary_code, _microbatch_tokens(plan), plan.hidden_size, pipeline.chunks)
+
+
+def boundary_bytes_per_token(plan: ModelPlan) -> float:
+    """One way, at one boundary."""
+    return boundary_bytes(plan) / _microbatch_tokens(plan)
+
+
+def boundary_parts(plan: ModelPlan) -> tuple[tuple[int, int], ...]:
+    """(bytes, bytes of one number) of each part of a boundary, for :mod:`subnet.numerics.planes`."""
+    pipeline = plan.config.pipeline
+    return planes_of(pipeline.boundary_code, _microbatch_tokens(plan), plan.hidden_size, pipeline.chunks)
+
+
+def coding_bytes(plan: ModelPlan) -> int:
+    """A microbatch's fp32 hidden states beside their coded form; a raw boundary is the tensor itself."""
+    raw = plan.config.pipeline.boundary_code == RAW or plan.num_stages == 1
+    return 0 if raw else 4 * _microbatch_tokens(plan) * plan.hidden_size
+
+
+def _microbatch_tokens(plan: ModelPlan) -> int:
+    return plan.config.pipeline.microbatch_rows * plan.config.data.sequence_length
 
 
 def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) -> StageMemory:
@@ -209,6 +231,7 @@ def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) ->
         MemoryTerm("retained graphs", retained, "compute"),
         MemoryTerm("gradients and work", backward_work_bytes(plan, stage), "compute"),
         MemoryTerm("waiting inputs", waiting, "compute"),
+        MemoryTerm("coding", coding_bytes(plan), "compute"),
         MemoryTerm("merged integers", 4 * elements, "merge"),
         MemoryTerm("slices sent", packed, "merge"),
         MemoryTerm("slices received", packed if given.replicas > 1 else 0, "merge"),

@@ -41,6 +41,8 @@ T = TypeVar("T")
 TIME_HEADER = "X-Iota-Time-Ns"
 """On every answer of an authenticating server: its wall clock, so that a client can correct its own."""
 MAX_REFUSAL_BYTES = 64 << 10
+BACKLOG = 1024
+"""Connections that wait to be accepted: a fleet comes back all at once."""
 _GATEWAY_STATUSES = (502, 503, 504)
 
 
@@ -126,23 +128,39 @@ class Listener:
     host: str
     port: int
     runner: web.AppRunner
+    server: asyncio.AbstractServer | None = None
+    """Accepts the connections, where that isn't a site of the runner's."""
 
     @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
     async def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
         await self.runner.cleanup()
 
 
-async def listen(app: web.Application, host: str, port: int, *, shutdown_s: float = 1.0) -> Listener:
-    """Serve ``app`` (port 0: any free one); a port in use is a :class:`ConfigError`."""
+HandlerFactory = Callable[["web.Server"], Callable[[], asyncio.Protocol]]
+
+
+async def listen(
+    app: web.Application, host: str, port: int, *, shutdown_s: float = 1.0, handlers: HandlerFactory | None = None
+) -> Listener:
+    """Serve ``app`` (port 0: any free one); a port in use is a :class:`ConfigError`.
+
+    ``handlers``: makes what makes the connections' protocols, where they aren't aiohttp's own.
+    """
     runner = web.AppRunner(
         app, access_log=None, handle_signals=False, shutdown_timeout=shutdown_s, logger=_server_log()
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, backlog=512).start()
+        if handlers is not None and runner.server is not None:
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(handlers(runner.server), host, port, backlog=BACKLOG)
+            return Listener(host, server.sockets[0].getsockname()[1], runner, server)
+        await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
     except OSError as error:
         await runner.cleanup()
         raise port_error(host, port, error) from error

@@ -5,8 +5,8 @@
     opener   -> Prove(signature)
     accepter -> Ready()                                or  Deny(refusal)
 
-Each signs its purpose, both hotkeys, both incarnations and both nonces, so nothing said here is worth anything on
-another connection. Frames of the handshake have no body and a small header.
+Each signs its purpose, both hotkeys, both incarnations, both nonces and, where the connection is encrypted, the hash of the
+accepter's certificate: nothing said here is worth anything on another connection, and nobody can sit in between.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from blake3 import blake3
 
 from subnet.errors import InputError, IotaError, Refusal, Refused, VersionUnsupported
-from subnet.net.frames import FrameConnection
+from subnet.net.frames import HANDSHAKE_BYTES, FrameConnection
 from subnet.protocol import wire
 from subnet.protocol.signing import (
     PURPOSE_PEER_ACCEPT,
@@ -31,9 +31,9 @@ from subnet.protocol.signing import (
     sign_statement,
     verify_statement,
 )
-from subnet.words import PROTOCOL_VERSION
 
-HANDSHAKE_BYTES = 4096
+PEER_VERSION = 2
+"""Of the handshake and the records behind it; another one is refused."""
 _NONCE_BYTES = 32
 
 
@@ -83,16 +83,25 @@ async def open_handshake(
     connection: FrameConnection, signer: Signer, receiver: str, incarnation: str, last: str
 ) -> Established:
     """The opener's side; a denial raises :class:`Refused`. The caller bounds the time."""
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    _write(connection, Open(PROTOCOL_VERSION, signer.hotkey, receiver, incarnation, nonce, last))
-    accept = await _read(connection, Accept, receiver)
-    _check_nonce(accept.nonce)
-    statement = _statement(signer.hotkey, receiver, incarnation, accept.incarnation, nonce, accept.nonce)
-    if not verify_statement(receiver, PURPOSE_PEER_ACCEPT, statement, accept.signature):
-        raise BadSignature(f"{connection.peer_name} isn't hotkey {receiver}")
+    accept, statement = await ask_accepter(connection, signer, receiver, incarnation, last)
     _write(connection, Prove(sign_statement(signer, PURPOSE_PEER_OPEN, statement)))
     await _read(connection, Ready, receiver)
     return Established(receiver, accept.incarnation, blake3(statement).hexdigest(), opened_by_us=True)
+
+
+async def ask_accepter(
+    connection: FrameConnection, signer: Signer, receiver: str, incarnation: str, last: str = ""
+) -> tuple[Accept, bytes]:
+    """The first half: who accepts has proven to be ``receiver``, and knows of no connection yet."""
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    _write(connection, Open(PEER_VERSION, signer.hotkey, receiver, incarnation, nonce, last))
+    accept = await _read(connection, Accept, receiver)
+    _check_nonce(accept.nonce)
+    parties = (signer.hotkey, receiver, incarnation, accept.incarnation)
+    statement = _statement(*parties, nonce, accept.nonce, connection.channel)
+    if not verify_statement(receiver, PURPOSE_PEER_ACCEPT, statement, accept.signature):
+        raise BadSignature(f"{connection.peer_name} isn't hotkey {receiver}")
+    return accept, statement
 
 
 async def accept_handshake(
@@ -106,14 +115,15 @@ async def accept_handshake(
     ``admit`` raises to deny; it is asked before we sign, and again once the opener has proved itself.
     """
     opened = await _read(connection, Open, connection.peer_name)
-    if opened.version != PROTOCOL_VERSION:
-        raise VersionUnsupported(f"peer protocol {opened.version}, here {PROTOCOL_VERSION}")
+    if opened.version != PEER_VERSION:
+        raise VersionUnsupported(f"peer protocol {opened.version}, here {PEER_VERSION}")
     if opened.receiver != signer.hotkey:
         raise WrongReceiver(f"this is hotkey {signer.hotkey}, not {opened.receiver[:64]}")
     _check_nonce(opened.nonce)
     admit(opened)
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    statement = _statement(opened.hotkey, signer.hotkey, opened.incarnation, incarnation, opened.nonce, nonce)
+    parties = (opened.hotkey, signer.hotkey, opened.incarnation, incarnation)
+    statement = _statement(*parties, opened.nonce, nonce, connection.channel)
     _write(connection, Accept(incarnation, nonce, sign_statement(signer, PURPOSE_PEER_ACCEPT, statement)))
     prove = await _read(connection, Prove, connection.peer_name)
     if not verify_statement(opened.hotkey, PURPOSE_PEER_OPEN, statement, prove.signature):
@@ -131,11 +141,11 @@ def deny(connection: FrameConnection, error: IotaError) -> None:
 
 
 def _write(connection: FrameConnection, message: _Message) -> None:
-    connection.write_now(wire.encode(message))
+    connection.write_greeting(wire.encode(message))
 
 
 async def _read(connection: FrameConnection, kind: type[M], who: str) -> M:
-    header = await connection.next_of_handshake()
+    header = await connection.next_greeting()
     message = wire.decode(header, _Message, limit_bytes=HANDSHAKE_BYTES, what=f"handshake with {who}")
     if isinstance(message, Deny):
         raise Refused(message.refusal, who=who)
@@ -150,6 +160,12 @@ def _check_nonce(nonce: bytes) -> None:
 
 
 def _statement(
-    opener: str, accepter: str, opener_incarnation: str, accepter_incarnation: str, first: bytes, second: bytes
+    opener: str,
+    accepter: str,
+    opener_incarnation: str,
+    accepter_incarnation: str,
+    first: bytes,
+    second: bytes,
+    channel: bytes,
 ) -> bytes:
-    return wire.encode((opener, accepter, opener_incarnation, accepter_incarnation, first, second))
+    return wire.encode((opener, accepter, opener_incarnation, accepter_incarnation, first, second, channel))

@@ -8,28 +8,24 @@ anew, with growing waits, for as long as a frame is wanted. Which connection a f
 from __future__ import annotations
 
 import asyncio
-import functools
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+import socket
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
-from loguru import logger
-
 from subnet.errors import Busy, DeadlinePassed, InputError, IotaError, Refused, TooLarge, Unreachable
+from subnet.logs import ReasonLog
 from subnet.net.base import OnFrame, OnReset, PeerAddress, Priority, TransportLimits
-from subnet.net.border import os_reason, port_error
+from subnet.net.doors import Door, connect_to, host_of, let_in
 from subnet.net.frames import FrameConnection
-from subnet.net.handshake import (
-    HANDSHAKE_BYTES,
-    Established,
-    Open,
-    accept_handshake,
-    deny,
-    open_handshake,
-    say_ready,
-)
+from subnet.net.handshake import Established, Open, accept_handshake, deny, open_handshake, say_ready
+from subnet.net.offences import CutOff
 from subnet.net.outgoing import OutgoingFrame
-from subnet.net.peer import Peer
+from subnet.net.peer import Peer, shown
+from subnet.net.pump import write_next
+from subnet.net.rate import RateLimit
+from subnet.net.tls import Security, is_local
 from subnet.protocol import wire
 from subnet.protocol.signing import Signer, UnknownHotkey
 from subnet.protocol.wire import Buffer, byte_views
@@ -45,7 +41,10 @@ class Crossing(Busy):
 
 
 class StreamTransport(Generic[H]):
-    """Implements :class:`subnet.net.base.Transport`; ``header_type`` is a struct or a tagged union of structs."""
+    """Implements :class:`subnet.net.base.Transport`; ``header_type`` is a struct or a tagged union of structs.
+
+    ``hashed``: priorities whose bodies are hashed while they arrive. ``upload`` and ``download`` may be shared with others.
+    """
 
     def __init__(
         self,
@@ -59,24 +58,31 @@ class StreamTransport(Generic[H]):
         on_reset: OnReset | None = None,
         is_known: Callable[[str], bool] = lambda hotkey: True,
         limits: TransportLimits | None = None,
+        security: Security | None = None,
+        upload: RateLimit | None = None,
+        download: RateLimit | None = None,
+        hashed: Collection[Priority] = (Priority.BACKWARD, Priority.FORWARD),
         connect_s: float = TIMEOUTS.peer_connect_s,
         stall_s: float = TIMEOUTS.peer_send_s,
     ) -> None:
         self._signer = signer
         self._header_type = header_type
         self._on_frame = on_frame
-        self._host = host
-        self._port = port
+        self._door = Door(host, port)
         self._incarnation = incarnation or secrets.token_hex(8)
         self._on_reset = on_reset
         self._is_known = is_known
         self._limits = limits or TransportLimits()
+        self._security = security or Security()
+        self._upload, self._download = upload or RateLimit(), download or RateLimit()
+        self._hashed = hashed
         self._connect_s = connect_s
         self._stall_s = stall_s
         self._peers: dict[str, Peer] = {}
+        self._reasons = ReasonLog()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
-        self._handshakes = 0
+        self._handshakes: Counter[str] = Counter()
+        """Under way, by address."""
         self._closing = False
         self._failed: asyncio.Future[None] | None = None
 
@@ -84,22 +90,15 @@ class StreamTransport(Generic[H]):
 
     @property
     def port(self) -> int:
-        return self._port
+        return self._door.port
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._failed = loop.create_future()
-        try:
-            factory = functools.partial(self._new_connection, self._accepted)
-            self._server = await loop.create_server(factory, self._host, self._port)
-        except OSError as error:
-            raise port_error(self._host, self._port, error) from error
-        self._port = self._server.sockets[0].getsockname()[1]
+        self._failed = asyncio.get_running_loop().create_future()
+        await self._door.open()
+        self._spawn(self._door.serve(self._accepted), "door")
 
     async def close(self) -> None:
         self._closing = True
-        if self._server is not None:
-            self._server.close()
         gone = Unreachable("the transport is closing")
         for peer in self._peers.values():
             peer.queue.fail_all(gone)
@@ -110,6 +109,7 @@ class StreamTransport(Generic[H]):
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks)
+        self._door.close()
         if self._failed is not None and not self._failed.done():
             self._failed.cancel()
 
@@ -122,7 +122,7 @@ class StreamTransport(Generic[H]):
         state = self._peer_at(peer)
         state.wanted += 1
         try:
-            async with deadline.limit(f"connecting to {_shown(peer)}"):
+            async with deadline.limit(f"connecting to {shown(peer)}"):
                 state.refused = None
                 while state.live is None:
                     state.arrived.clear()
@@ -131,7 +131,7 @@ class StreamTransport(Generic[H]):
                     if state.refused is not None:
                         raise state.refused
         except DeadlinePassed as error:
-            raise _explained(error, state) from error
+            raise state.explained(error) from error
         finally:
             state.wanted -= 1
 
@@ -147,16 +147,16 @@ class StreamTransport(Generic[H]):
         encoded, views = wire.encode(header), byte_views(body)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         frame = OutgoingFrame(priority, encoded, views, done)
-        if len(encoded) > self._limits.header_bytes or frame.size_bytes - len(encoded) > self._limits.body_bytes:
-            raise TooLarge(f"a frame of {len(encoded)} + {frame.size_bytes - len(encoded)} bytes is over the limits")
+        if len(encoded) > self._limits.header_bytes or frame.body_bytes > self._limits.body_limit(priority):
+            raise TooLarge(f"a frame of {len(encoded)} + {frame.body_bytes} bytes is over the limits")
         state = self._peer_at(peer)
         try:
-            async with deadline.limit(f"sending to {_shown(peer)}"):
+            async with deadline.limit(f"sending to {shown(peer)}"):
                 await state.queue.push(frame)
                 self._ensure_pump(state)
                 await frame.done
         except DeadlinePassed as error:
-            raise _explained(error, state) from error
+            raise state.explained(error) from error
         finally:
             state.queue.abandon(frame)
             if done.done() and not done.cancelled():
@@ -169,6 +169,10 @@ class StreamTransport(Generic[H]):
             for hotkey, peer in self._peers.items()
             if peer.live is not None and peer.established is not None
         }
+
+    def offences(self) -> dict[str, dict[str, int]]:
+        """Refused frames and connections, by hotkey and code."""
+        return {hotkey: peer.offences.counts for hotkey, peer in self._peers.items() if peer.offences.counts}
 
     # --- sending
 
@@ -193,29 +197,20 @@ class StreamTransport(Generic[H]):
     async def _pump(self, peer: Peer) -> None:
         """Write what is queued, opening the connection as often as that takes; ends when nothing is wanted."""
         backoff = Backoff(0.05, 1.0)
-        while True:
-            frame = peer.queue.pop()
-            if frame is None and (not peer.wanted or peer.live is not None):
-                return
+        while peer.queue.wanted or (peer.wanted and peer.live is None):
             try:
                 connection = peer.live or await self._dial(peer)
-                if frame is not None:
-                    await connection.write_frame(frame.header, frame.views, stall_s=self._stall_s)
-                    peer.queue.finish(frame)
+                if peer.queue.wanted:
+                    await write_next(peer, connection, self._upload, stall_s=self._stall_s)
                 backoff.reset()
             except asyncio.CancelledError:
-                if frame is not None:
-                    peer.queue.finish(frame, Unreachable("the transport is closing"))
+                peer.queue.fail_all(Unreachable("the transport is closing"))
                 raise
             except IotaError as error:
                 peer.trouble = error.reason
                 if error.retryable:
-                    if frame is not None:
-                        peer.queue.unpop(frame)
                     await self._pause(peer, backoff.next_s())
                     continue
-                if frame is not None:
-                    peer.queue.finish(frame, error)
                 peer.queue.fail_all(error)
                 peer.refused = error
                 peer.arrived.set()
@@ -236,22 +231,23 @@ class StreamTransport(Generic[H]):
         address = peer.address
         if address is None:
             raise Unreachable(f"{peer.hotkey[:8]} isn't connected, and its address isn't known")
-        what = f"connection to {_shown(address)}"
-        loop = asyncio.get_running_loop()
-        connection = self._new_connection(None)
+        peer.offences.check(_now_s())
+        what = f"connection to {shown(address)}"
+        connection = self._new_connection()
         peer.dialing = True
         try:
             async with Deadline.after(self._connect_s).limit(what):
-                try:
-                    await loop.create_connection(lambda: connection, address.host, address.port)
-                except OSError as error:
-                    raise Unreachable(f"{what}: {os_reason(error)}") from error
+                await connect_to(
+                    connection, address.host, address.port, self._security, what=what, timeout_s=self._connect_s
+                )
+                if peer.live is not None:
+                    raise Crossing("the peer was faster")
                 established = await open_handshake(
                     connection, self._signer, peer.hotkey, self._incarnation, peer.last_id
                 )
         except BaseException as error:
             connection.abort()
-            if isinstance(error, Refused) and error.code == Crossing.code and peer.live is not None:
+            if isinstance(error, Crossing | Refused) and error.code == Crossing.code and peer.live is not None:
                 return peer.live
             raise
         finally:
@@ -261,43 +257,42 @@ class StreamTransport(Generic[H]):
 
     # --- receiving
 
-    def _new_connection(self, on_open: Callable[[FrameConnection], None] | None) -> FrameConnection:
-        limits = self._limits
-        connection = FrameConnection(
-            header_bytes=max(limits.header_bytes, HANDSHAKE_BYTES),
-            body_bytes=0,
-            quota_bytes=limits.inbound_bytes,
-            quota_frames=limits.inbound_frames,
-            on_open=on_open,
-            handshake=True,
-        )
-        connection.set_limits(header_bytes=HANDSHAKE_BYTES, body_bytes=0)
-        return connection
+    def _new_connection(self) -> FrameConnection:
+        return FrameConnection(self._limits, hashed=self._hashed, download=self._download, stall_s=self._stall_s)
 
-    def _accepted(self, connection: FrameConnection) -> None:
-        if self._closing or self._handshakes >= self._limits.handshakes:
-            connection.abort()
+    def _accepted(self, sock: socket.socket) -> None:
+        host = host_of(sock)
+        crowded = self._handshakes[host] >= self._limits.handshakes_per_address and not is_local(host)
+        if self._closing or not host or crowded or self._handshakes.total() >= self._limits.handshakes:
+            sock.close()
             return
-        self._handshakes += 1
-        self._spawn(self._accept(connection), f"accept {connection.peer_name}")
+        self._handshakes[host] += 1
+        self._spawn(self._accept(sock, host), f"accept {host}")
 
-    async def _accept(self, connection: FrameConnection) -> None:
+    async def _accept(self, sock: socket.socket, host: str) -> None:
+        connection = self._new_connection()
         try:
             try:
-                async with Deadline.after(self._connect_s).limit(f"handshake of {connection.peer_name}"):
+                async with Deadline.after(self._connect_s).limit(f"handshake of {host}"):
+                    await let_in(connection, sock, self._security, timeout_s=self._connect_s)
                     established = await accept_handshake(connection, self._signer, self._incarnation, self._admit)
             finally:
-                self._handshakes -= 1
+                self._handshakes[host] -= 1
+                self._handshakes += Counter[str]()  # forgets the zeros
             say_ready(connection)
         except IotaError as error:
-            if not isinstance(error, Crossing):
-                logger.info("refused a peer at {}: {}", connection.peer_name, error.reason)
-            if connection.failure is None:
+            if not isinstance(error, Crossing | CutOff | Unreachable):
+                self._reasons.note(f"refused a peer at {host}", error.code, error.reason)
+            if connection.failure is None and connection.transport is not None:
                 deny(connection, error)
             await connection.close()
+            if connection.transport is None:
+                sock.close()
             return
         except asyncio.CancelledError:
             connection.abort()
+            if connection.transport is None:
+                sock.close()
             raise
         self._adopt(self._peer(established.hotkey), connection, established)
 
@@ -316,6 +311,7 @@ class StreamTransport(Generic[H]):
             raise Busy(f"already {num_connected} peers")
         if peer is None:
             return
+        peer.offences.check(_now_s())
         crossing = Crossing("we opened a connection at the same moment", retry_after_s=0.05)
         if peer.dialing and self._signer.hotkey < opened.hotkey:
             raise crossing
@@ -330,32 +326,49 @@ class StreamTransport(Generic[H]):
         peer.last_id = established.connection_id
         peer.trouble = ""
         peer.arrived.set()
-        connection.end_handshake(header_bytes=self._limits.header_bytes, body_bytes=self._limits.body_bytes)
-        self._spawn(self._serve(peer, connection), f"serve {peer.hotkey[:8]}")
+        connection.changed = peer.queue.changed
+        connection.on_refused = peer.say_refused
+        connection.end_handshake()
+        for priority in Priority:
+            self._spawn(self._serve(peer, connection, priority), f"serve {peer.hotkey[:8]} {priority.name}")
         if old is not None:
             old.abort()
             self._report(peer, "the peer opened a new connection")
+        peer.queue.changed.set()
 
-    async def _serve(self, peer: Peer, connection: FrameConnection) -> None:
-        """Hand each frame to the handler, in order, until the connection ends."""
+    async def _serve(self, peer: Peer, connection: FrameConnection, priority: Priority) -> None:
+        """Hand each frame of a priority to the handler, in order, until the connection ends."""
         what = f"frame of {peer.hotkey[:8]}"
-        reason = "closed"
         try:
             while True:
-                raw, body = await connection.next_frame()
+                raw, body = await connection.next_frame(priority)
                 size_bytes = len(raw) + len(body)
                 header = wire.decode(raw, self._header_type, limit_bytes=self._limits.header_bytes, what=what)
-                await self._on_frame(peer.hotkey, header, body)
-                connection.release(size_bytes)
+                try:
+                    await self._on_frame(peer.hotkey, header, body)
+                except IotaError as error:
+                    connection.refuse(priority, error.refusal())
+                    if peer.offences.note(error, _now_s()):
+                        connection.inbound.drop()
+                        connection.reject(CutOff("cut off after repeated offences"))
+                connection.handled(priority, size_bytes)
         except IotaError as error:
-            reason = error.reason
-            if error is not connection.failure or isinstance(error, InputError):
-                logger.warning("closing the connection with {}: {}", peer.hotkey, reason)
+            if connection.failure is None:
+                connection.reject(error)
         finally:
             connection.abort()
-            if peer.connection is connection:
-                peer.connection = None
-                self._report(peer, reason)
+            self._over(peer, connection)
+
+    def _over(self, peer: Peer, connection: FrameConnection) -> None:
+        """Once for each connection that was adopted and is still the peer's."""
+        if peer.connection is not connection:
+            return
+        peer.connection = None
+        failure = connection.failure
+        if isinstance(failure, InputError):
+            peer.offences.note(failure, _now_s())
+        peer.queue.changed.set()
+        self._report(peer, failure.reason if failure is not None else "closed")
 
     def _report(self, peer: Peer, reason: str) -> None:
         if self._on_reset is not None and not self._closing:
@@ -376,9 +389,5 @@ class StreamTransport(Generic[H]):
             self._failed.set_exception(error)
 
 
-def _explained(error: DeadlinePassed, peer: Peer) -> DeadlinePassed:
-    return DeadlinePassed(f"{error.reason}: {peer.trouble}") if peer.trouble else error
-
-
-def _shown(address: PeerAddress) -> str:
-    return f"{address.hotkey[:8]} at {address.host}:{address.port}"
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -21,6 +21,7 @@ ROW = 1024
 ERROR_BITS = 50
 
 _TILE_ROWS = 64
+TILE_VALUES = _TILE_ROWS * ROW
 _LIMB = 18
 _MASK = (1 << _LIMB) - 1
 _MAX_ROWS = 1 << 20
@@ -46,11 +47,35 @@ def fingerprint(values: Any, seed: bytes, width_bits: int, partition_index: int)
     ``width_bits`` is the width of the *total*, so that contributors and the merged sum make the same passes.
     """
     flat: NDArray[Any] = np.asarray(values).reshape(-1)
-    passes = num_passes(width_bits)
-    rows = -(-len(flat) // ROW)
-    seeds = [_seeds(seed, width_bits, partition_index, number, rows) for number in range(passes)]
-    dots = _row_dots(flat, rows, [multipliers for multipliers, _ in seeds])
-    return tuple(_combine(row_dots, factors) for row_dots, (_, factors) in zip(dots, seeds, strict=True))
+    printer = Fingerprinter(seed, width_bits, partition_index, len(flat))
+    for first in range(0, len(flat), TILE_VALUES):
+        printer.add(first, flat[first : first + TILE_VALUES])
+    return printer.result()
+
+
+class Fingerprinter:
+    """The fingerprint of values that come in tiles of ``TILE_VALUES`` (the last may be shorter), in any order."""
+
+    def __init__(self, seed: bytes, width_bits: int, partition_index: int, num_values: int) -> None:
+        rows = -(-num_values // ROW)
+        passes = range(num_passes(width_bits))
+        self._seeds = [_seeds(seed, width_bits, partition_index, number, rows) for number in passes]
+        self._dots = [np.empty(rows, dtype=np.int64) for _ in passes]
+        self._work = np.empty((_TILE_ROWS, ROW), dtype=np.float64)
+
+    def add(self, first: int, tile: NDArray[Any]) -> NDArray[np.float64]:
+        """``first``: index of the tile's first value. Returns the tile as fp64, good until the next one."""
+        used = self._work[: -(-len(tile) // ROW)]
+        used[-1] = 0.0
+        wide = used.reshape(-1)[: len(tile)]
+        np.copyto(wide, tile)
+        row = first // ROW
+        for out, (multipliers, _) in zip(self._dots, self._seeds, strict=True):
+            out[row : row + len(used)] = used @ multipliers
+        return wide
+
+    def result(self) -> tuple[int, ...]:
+        return tuple(_combine(dots, factors) for dots, (_, factors) in zip(self._dots, self._seeds, strict=True))
 
 
 def add_fingerprints(fingerprints: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -69,19 +94,6 @@ def _seeds(
     words = np.frombuffer(stream, dtype="<u8")
     mask = np.uint64((1 << random_bits(width_bits)) - 1)
     return (words[:ROW] & mask).astype(np.float64), (words[ROW:] & np.uint64(PRIME)) % np.uint64(PRIME)
-
-
-def _row_dots(flat: NDArray[Any], rows: int, multipliers: Sequence[NDArray[np.float64]]) -> list[NDArray[np.int64]]:
-    dots = [np.empty(rows, dtype=np.int64) for _ in multipliers]
-    work = np.empty((_TILE_ROWS, ROW), dtype=np.float64)
-    for first in range(0, rows, _TILE_ROWS):
-        tile = flat[first * ROW : (first + _TILE_ROWS) * ROW]
-        used = work[: -(-len(tile) // ROW)]
-        used[-1] = 0.0
-        np.copyto(used.reshape(-1)[: len(tile)], tile)
-        for out, multiplier in zip(dots, multipliers, strict=True):
-            out[first : first + len(used)] = used @ multiplier
-    return dots
 
 
 def _combine(dots: NDArray[np.int64], factors: NDArray[np.uint64]) -> int:

@@ -14,12 +14,13 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 import torch
+from blake3 import blake3
 from numpy.typing import NDArray
 from torch import Tensor
 
 from subnet.errors import InputError
 from subnet.numerics.layout import BLOCK, Partition, Section, Strip, section_tiles
-from subnet.numerics.slices import Buffer, decode_merged, encode_arrays, integer_type
+from subnet.numerics.slices import Buffer, decode_merged, encode_arrays, encode_hashed, integer_type
 
 DECAY = 0.9
 TENSOR_SHARE = 0.25
@@ -187,6 +188,16 @@ class PartialSum:
             wire = {1: torch.int8, 2: torch.int16, 4: torch.int32}
             values = values.to(wire[integer_type(self.section, self.num_items).itemsize]).cpu()
         return encode_arrays(self.section, partition, self.num_items, values.numpy(), maxima)
+
+    def encode_hashed(self, partition: Partition, out: NDArray[np.uint8] | None = None) -> tuple[memoryview, str]:
+        """The canonical slice, in ``out`` where that is of use, and its BLAKE3: one pass over tiles that stay cached."""
+        if self.calibration or self.device.type != "cpu":
+            data = self.encode(partition)
+            return data, blake3(data).hexdigest()
+        self._require_intact()
+        values = self.values[partition.element_start : partition.element_end].numpy()
+        maxima = self.maxima[partition.block_start : partition.block_end].numpy()
+        return encode_hashed(self.section, partition, self.num_items, values, maxima, out)
 
     def integers(self, partition: Partition) -> NDArray[np.float32]:
         """The partition's whole numbers on the host, to fingerprint."""

@@ -8,13 +8,15 @@ neither order nor grouping shows in the result. No torch here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from subnet.errors import InputError
-from subnet.numerics.layout import Partition, Section, Strip, strips, tiles
+from subnet.numerics.layout import Partition, Section, block_starts
 from subnet.run.schedule import SQUARES_BIAS
 
 Buffer = bytes | bytearray | memoryview
@@ -70,6 +72,27 @@ def encode_arrays(
     return out.data
 
 
+def encode_hashed(
+    section: Section,
+    partition: Partition,
+    num_items: int,
+    values: NDArray[Any],
+    maxima: NDArray[np.float32],
+    out: NDArray[np.uint8] | None = None,
+) -> tuple[memoryview, str]:
+    """:func:`encode_arrays`, into ``out`` if given, with the BLAKE3: each tile is hashed right after it was written."""
+    if out is None:
+        out = np.empty(slice_size(section, partition, num_items), dtype=np.uint8)
+    split, hasher = len(out) - partition.num_blocks * 4, blake3()
+    integers = out[:split].view(integer_type(section, num_items))
+    for at in range(0, len(integers), TILE):
+        tile = integers[at : at + TILE]
+        np.copyto(tile, values[at : at + TILE], casting="unsafe")
+        hasher.update(tile.view(np.uint8).data)
+    out[split:] = np.ascontiguousarray(maxima, dtype="<f4").view(np.uint8)
+    return out.data, hasher.update(out[split:].data).hexdigest()
+
+
 def parse_slice(
     section: Section,
     partition: Partition,
@@ -89,17 +112,24 @@ def parse_slice(
         raise InputError(f"a slice of partition {partition.index} has {len(raw)} bytes instead of {size}")
     split = size - partition.num_blocks * 4
     maxima = np.frombuffer(raw[split:].tobytes(), dtype="<f4")
-    if not bool(np.isfinite(maxima).all()) or bool(np.signbit(maxima).any()):
-        raise InputError(f"a slice of partition {partition.index} has a block maximum that is negative or not finite")
+    check_maxima(partition, maxima)
     if calibration:
         return None, maxima
     integers = np.frombuffer(buffer, dtype=integer_type(section, num_items), count=partition.num_elements)
     bound = num_items * (section.item_bound if item_bound is None else item_bound)
     for at in range(0, len(integers), TILE):
-        tile = integers[at : at + TILE]
-        if int(tile.max()) > bound or int(tile.min()) < -bound:
-            raise InputError(f"a slice of partition {partition.index} has a sum beyond {num_items} microbatches' range")
+        check_range(partition, integers[at : at + TILE], bound)
     return integers, maxima
+
+
+def check_maxima(partition: Partition, maxima: NDArray[np.float32]) -> None:
+    if not bool(np.isfinite(maxima).all()) or bool(np.signbit(maxima).any()):
+        raise InputError(f"a slice of partition {partition.index} has a block maximum that is negative or not finite")
+
+
+def check_range(partition: Partition, tile: NDArray[Any], bound: int) -> None:
+    if len(tile) and (int(tile.max()) > bound or int(tile.min()) < -bound):
+        raise InputError(f"a slice of partition {partition.index} has a sum beyond +-{bound}, its microbatches' range")
 
 
 def merge_slices(
@@ -138,13 +168,15 @@ def merge_slices(
 
 
 def _add_up(integers: Sequence[NDArray[Any]], total: NDArray[Any]) -> None:
-    work = np.empty(min(TILE, len(total)), dtype=np.int32)
+    """Into ``total``, whose type holds the whole sum and so every part of it: nothing is widened on the way."""
     for at in range(0, len(total), TILE):
-        tile = work[: min(TILE, len(total) - at)]
-        tile[:] = 0 if not integers else integers[0][at : at + TILE]
+        tile = total[at : at + TILE]
+        if not integers:
+            tile[:] = 0
+            continue
+        np.copyto(tile, integers[0][at : at + TILE], casting="unsafe")
         for values in integers[1:]:
-            np.add(tile, values[at : at + TILE], out=tile)
-        np.copyto(total[at : at + TILE], tile, casting="unsafe")
+            np.add(tile, values[at : at + TILE], out=tile, casting="unsafe")
 
 
 def decode_merged(
@@ -168,36 +200,75 @@ def square_sum(
     section: Section, partition: Partition, integers: NDArray[Any], exponents: NDArray[np.int16], bound: int
 ) -> int:
     """Sum over the partition's blocks of (sum of squares) * 4^(k + SQUARES_BIAS), exactly."""
-    sums = np.zeros(partition.num_blocks, dtype=np.int64)
-    work = np.empty(max(TILE, 1024), dtype=np.float64)
-    for tile in tiles(strips(section, partition.block_start, partition.block_end), TILE):
-        block_sums = _squares_of_tile(_rows(integers, tile, partition.element_start), work, bound)
-        first = tile.block_start - partition.block_start
-        sums[first : first + (tile.count - 1) * tile.block_stride + 1 : tile.block_stride] = block_sums
-    scales = exponents[partition.block_start : partition.block_end].astype(np.int64)
-    total = 0
-    for scale in cast("list[int]", np.unique(scales).tolist()):
-        chosen = sums[scales == scale]
-        whole = (int((chosen >> 32).sum()) << 32) + int((chosen & 0xFFFFFFFF).sum())
-        total += whole << 2 * (scale + SQUARES_BIAS)
-    return total
+    squares = BlockSquares(section, partition, bound)
+    work = np.empty(TILE, dtype=np.float64)
+    for at in range(0, len(integers), TILE):
+        tile = integers[at : at + TILE]
+        wide = work[: len(tile)]
+        np.copyto(wide, tile)
+        squares.add(at, wide)
+    return squares.total(exponents)
 
 
-def _rows(flat: NDArray[Any], tile: Strip, base: int) -> NDArray[Any]:
-    """A tile's blocks as rows of a view of ``flat``, whose first element is ``base`` of the section."""
-    step = flat.itemsize
-    return np.lib.stride_tricks.as_strided(
-        flat[tile.element_start - base :], (tile.count, tile.length), (tile.element_stride * step, step)
-    )
+class BlockSquares:
+    """Sums of squares by block of a partition, from pieces of its integers as fp64, wherever they are cut."""
+
+    def __init__(self, section: Section, partition: Partition, bound: int) -> None:
+        """``bound``: no integer's magnitude is above it."""
+        self._partition = partition
+        self._starts = relative_starts(section, partition)
+        self._lengths = np.diff(self._starts)
+        self._sums = np.zeros(partition.num_blocks, dtype=np.int64)
+        self._split = bound > _EXACT_SQUARES
+
+    def add(self, first: int, values: NDArray[np.float64]) -> None:
+        """``first``: where in the partition the values begin."""
+        if not len(values):
+            return
+        low = int(np.searchsorted(self._starts, first, side="right")) - 1
+        high = int(np.searchsorted(self._starts, first + len(values), side="left"))
+        target = self._sums[low:high]
+        if not self._split:
+            target += self._products(first, values, values, low, high)
+            return
+        upper = np.floor(values / 4096.0)
+        lower = values - upper * 4096.0
+        target += self._products(first, upper, upper, low, high) << 24
+        target += self._products(first, upper, lower, low, high) << 13
+        target += self._products(first, lower, lower, low, high)
+
+    def _products(
+        self, first: int, a: NDArray[np.float64], b: NDArray[np.float64], low: int, high: int
+    ) -> NDArray[np.int64]:
+        """By block, from ``low`` to ``high``, the sum of a * b: whole blocks of one length at once."""
+        starts = self._starts[low : high + 1] - first
+        full_low, full_high = int(starts[0] < 0), high - low - int(starts[-1] > len(a))
+        lengths = self._lengths[low + full_low : low + full_high]
+        if full_low >= full_high or int(lengths.min()) != int(lengths.max()):
+            return np.add.reduceat(a * b, np.maximum(starts[:-1], 0)).astype(np.int64)
+        found = np.empty(high - low, dtype=np.int64)
+        begin, end = int(starts[full_low]), int(starts[full_high])
+        shape = (full_high - full_low, -1)
+        found[full_low:full_high] = np.vecdot(a[begin:end].reshape(shape), b[begin:end].reshape(shape))
+        if full_low:
+            found[0] = np.dot(a[:begin], b[:begin])
+        if full_high < high - low:
+            found[-1] = np.dot(a[end:], b[end:])
+        return found
+
+    def total(self, exponents: NDArray[np.int16]) -> int:
+        """``exponents`` are the section's."""
+        scales = exponents[self._partition.block_start : self._partition.block_end].astype(np.int64)
+        total = 0
+        for scale in cast("list[int]", np.unique(scales).tolist()):
+            chosen = self._sums[scales == scale]
+            whole = (int((chosen >> 32).sum()) << 32) + int((chosen & 0xFFFFFFFF).sum())
+            total += whole << 2 * (scale + SQUARES_BIAS)
+        return total
 
 
-def _squares_of_tile(rows: NDArray[Any], work: NDArray[np.float64], bound: int) -> NDArray[np.int64]:
-    wide = work[: rows.size].reshape(rows.shape)
-    np.copyto(wide, rows)
-    if bound <= _EXACT_SQUARES:
-        return np.vecdot(wide, wide).astype(np.int64)
-    high = np.floor(wide / 4096.0)
-    low = wide - high * 4096.0
-    parts = (np.vecdot(a, b).astype(np.int64) for a, b in ((high, high), (high, low), (low, low)))
-    hh, hl, ll = parts
-    return (hh << 24) + (hl << 13) + ll
+@lru_cache(maxsize=256)
+def relative_starts(section: Section, partition: Partition) -> NDArray[np.int64]:
+    """Where each block of the partition begins in it, and its end."""
+    starts = block_starts(section)[partition.block_start : partition.block_end + 1]
+    return starts - partition.element_start

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from subnet.protocol.messages import StoreUse
 from subnet.words import TensorSpec
 
 
@@ -90,6 +91,21 @@ class StepView(msgspec.Struct, frozen=True):
     holdout_loss: float | None
 
 
+class StoreCosts(msgspec.Struct, frozen=True):
+    """What the run asked of the object store; priced are ``own`` and ``reported``."""
+
+    own: StoreUse
+    """The validator's requests."""
+    granted: StoreUse
+    """URLs handed out, and the bytes they allow."""
+    reported: StoreUse
+    """What members say they sent and received."""
+    usd: float
+    """Requests and egress so far, by the run file's prices."""
+    usd_per_month: float
+    """Of what the store holds now."""
+
+
 class RunStatus(msgspec.Struct, frozen=True):
     """``GET /v1/status``: what a live view shows."""
 
@@ -111,6 +127,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     weights: str = ""
     """What was last set on the chain, in words."""
     final_holdout_loss: float | None = None
+    store: StoreCosts | None = None
 
 
 class StageSnapshot(msgspec.Struct, frozen=True):

@@ -12,8 +12,10 @@ from subnet.protocol.wire import is_blob_hash
 def hashes_of(claim: msg.AnyClaim) -> tuple[str, ...]:
     """Every hash that the claim must name; a boundary that isn't there ("" at the ends of the pipeline) is left out."""
     match claim:
-        case msg.ForwardReceipt() | msg.BackwardReceipt():
+        case msg.ForwardReceipt():
             return tuple(boundary for boundary in (claim.input, claim.output) if boundary)
+        case msg.BackwardReceipt():
+            return tuple(boundary for boundary in (claim.input, claim.output, claim.forward) if boundary)
         case msg.CommitClaim():
             return tuple(value for _, value in claim.commitment.hashes)
         case msg.MergedClaim():

@@ -42,6 +42,8 @@ class JoinRequest(msgspec.Struct, frozen=True):
     hardware_class: tuple[str, ...]
     seen: Cursor
     """Highest (term, head) this process has seen."""
+    reachable: bool = True
+    """Whether others can connect to ``host:port``, as this process found out."""
 
 
 class JoinAnswer(msgspec.Struct, frozen=True):
@@ -75,6 +77,8 @@ class BackwardReceipt(Claim, tag="B", frozen=True):
     output: str
     compute_s: float
     loss_bits: int | None = None
+    forward: str = ""
+    """Output of the item's forward, where that has no receipt of its own."""
 
 
 class NotAccumulatedClaim(Claim, tag="N", frozen=True):
@@ -167,7 +171,7 @@ AnyClaim = (
 )
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """``POST /v1/reports``: claims of one member, in order.
 
     ``receipts_root`` is the Merkle root over the encoded receipts of this batch and ``receipts_signature`` the hotkey's
@@ -181,6 +185,9 @@ class Report(msgspec.Struct, frozen=True):
     claims: tuple[AnyClaim, ...]
     receipts_root: bytes = b""
     receipts_signature: bytes = b""
+    process: str = ""
+    used: StoreUse | None = None
+    """What ``process`` has asked of the store for this run so far, where that has changed since it last said so."""
 
 
 class ReportAnswer(msgspec.Struct, frozen=True):
@@ -199,14 +206,45 @@ class Heartbeat(msgspec.Struct, frozen=True):
     suspect: str = ""
 
 
-class GrantRequest(msgspec.Struct, frozen=True):
-    """``POST /v1/grants``: presigned URLs for blobs. ``size_bytes`` is required to put."""
+class StoreUse(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Requests to an object store, by kind (HEAD counts as a get), and the bytes of their bodies."""
+
+    puts: int = 0
+    gets: int = 0
+    lists: int = 0
+    deletes: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def plus(self, other: StoreUse) -> StoreUse:
+        return StoreUse(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))
+
+    def minus(self, other: StoreUse) -> StoreUse:
+        return StoreUse(*(getattr(self, name) - getattr(other, name) for name in self.__struct_fields__))
+
+    def at_least(self, other: StoreUse) -> StoreUse:
+        return StoreUse(*(max(getattr(self, name), getattr(other, name)) for name in self.__struct_fields__))
+
+
+class GrantRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``POST /v1/grants``: presigned URLs for blobs, in order. A size is required to put; 0 to get: the store says it."""
 
     version: int
     run: str
     put: bool
     blobs: tuple[tuple[str, int], ...]
     retention: str = "log"
+    sha256: tuple[tuple[str, ...], ...] = ()
+    """To put, after a refusal ``needs_sha256``: SHA-256 (hex) of each part of each blob."""
+    parts: tuple[int, ...] = ()
+    """To put the one blob named, which goes up in parts: a grant for each of these parts, signed now."""
+    complete: bool = False
+    """To put the one blob named: its parts are there; ``parts`` of the one grant answered are those that aren't."""
+    damaged: bool = False
+    """To get: what came under these hashes was something else; the validator looks, and removes what is wrong."""
+    process: str = ""
+    used: StoreUse | None = None
+    """What ``process`` has asked of the store for this run so far, all in all: for the run's report of costs."""
 
 
 class PeerFrame(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
@@ -214,7 +252,11 @@ class PeerFrame(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
 
 
 class BoundaryFrame(PeerFrame, tag="b", frozen=True):
-    """A boundary tensor: forward output of ``stage`` (``backward`` False) or its input gradient."""
+    """A boundary tensor in the run's code: forward output of ``stage`` (``backward`` False) or its input gradient.
+
+    ``hash`` is of the coded bytes, whatever the link does to them: ``packing`` is ``none`` or ``planes``
+    (:mod:`subnet.numerics.planes`).
+    """
 
     run: str
     step: int
@@ -224,6 +266,7 @@ class BoundaryFrame(PeerFrame, tag="b", frozen=True):
     sender: Member
     generation: int
     hash: str
+    packing: str = "none"
 
 
 class NeedFrame(PeerFrame, tag="n", frozen=True):

@@ -34,6 +34,17 @@ PURPOSE_PEER_OPEN = "peer/open/1"
 PURPOSE_PEER_ACCEPT = "peer/accept/1"
 
 _STATEMENT = b"iota/statement/1\0"
+_HEADERS = tuple(
+    (name, name.lower())
+    for name in (
+        http_auth.HEADER_VERSION,
+        http_auth.HEADER_HOTKEY,
+        http_auth.HEADER_RECEIVER,
+        http_auth.HEADER_NONCE,
+        http_auth.HEADER_CRYPTO,
+        http_auth.HEADER_SIGNATURE,
+    )
+)
 
 
 class Unsigned(AuthFailed):
@@ -190,7 +201,9 @@ def verify_request(
     max_skew_s: float = TIMEOUTS.request_skew_s,
 ) -> Hotkey:
     """Authenticate a request as it was received (``target`` = raw path with query); the receiver is always bound."""
-    named = {key.lower(): value for key, value in headers.items() if key.lower().startswith("x-bittensor-")}
+    named = {lower: value for name, lower in _HEADERS if (value := headers.get(name)) is not None}
+    if not named:  # a mapping that minds case
+        named = {key.lower(): value for key, value in headers.items() if key.lower().startswith("x-bittensor-")}
     if not named:
         raise Unsigned("the request isn't signed", hint="sign it with your hotkey (btauth/1)")
     try:

@@ -72,7 +72,7 @@ def blob_hash(*buffers: Buffer) -> BlobHash:
 
 
 def is_blob_hash(text: str) -> bool:
-    return len(text) == 64 and all(c in "0123456789abcdef" for c in text)
+    return len(text) == 64 and not text.strip("0123456789abcdef")
 
 
 class MerkleProof(msgspec.Struct, frozen=True):

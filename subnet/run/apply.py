@@ -84,7 +84,13 @@ def apply(state: RunState, event: ev.AnyEvent) -> RunState:
 
 
 def _dispatch(state: RunState, event: ev.AnyEvent) -> None:
-    match event:
+    match event:  # what comes most often first
+        case ev.Leased():
+            apply_leased(state, event)
+        case ev.Forwarded():
+            apply_forwarded(state, event)
+        case ev.Backwarded():
+            apply_backwarded(state, event)
         case ev.RunPlanned():
             apply_run_planned(state, event)
         case ev.TermStarted():
@@ -99,18 +105,12 @@ def _dispatch(state: RunState, event: ev.AnyEvent) -> None:
             apply_updated(state, event)
         case ev.StepPlanned():
             apply_step_planned(state, event)
-        case ev.Leased():
-            apply_leased(state, event)
         case ev.ReplayLeased():
             apply_replay_leased(state, event)
         case ev.Revoking():
             apply_revoking(state, event)
         case ev.NotAccumulated():
             apply_not_accumulated(state, event)
-        case ev.Forwarded():
-            apply_forwarded(state, event)
-        case ev.Backwarded():
-            apply_backwarded(state, event)
         case ev.Voided():
             apply_voided(state, event)
         case ev.ItemFailed():
@@ -215,13 +215,19 @@ def apply_step_planned(state: RunState, event: ev.StepPlanned) -> None:
 def apply_step_sealed(state: RunState, event: ev.StepSealed) -> None:
     """The step is final; replicas update once this is effective."""
     work = open_work(state, event.step)
+    settled = all(stage_settled(work, stage) for stage in range(num_stages(state)))
+    require(settled, f"step {event.step} is sealed with work to do")
+    require(evaluation_settled(state), f"step {event.step} is sealed before its evaluation")
+    seal_step(state, event)
+
+
+def seal_step(state: RunState, event: ev.StepSealed) -> None:
+    """As far as it can be told without every stage's items (:mod:`subnet.run.views`)."""
+    work = open_work(state, event.step)
     require(event.step == state.next_step, f"step {event.step} is sealed where {state.next_step} is due")
     require(work.num_training > 0, f"step {event.step} only evaluates: nothing to seal")
     groups = range(len(plan(state).groups))
     require(set(groups) == set(state.seals), f"step {event.step} is sealed before its groups")
-    settled = all(stage_settled(work, stage) for stage in range(num_stages(state)))
-    require(settled, f"step {event.step} is sealed with work to do")
-    require(evaluation_settled(state), f"step {event.step} is sealed before its evaluation")
     seals: tuple[GroupSeal, ...] = tuple(state.seals[group] for group in groups)
     state.sealed[event.step] = StepLog(work.scalars, event.num_counted, event.coefficient_bits, seals)
     state.next_step += 1
@@ -250,6 +256,12 @@ def apply_snapshot_stored(state: RunState, event: ev.SnapshotStored) -> None:
 
 
 def apply_run_finished(state: RunState, event: ev.RunFinished) -> None:
-    require(event.step == state.next_step == config(state).run.steps, f"the run ends at {event.step}")
     require(evaluation_settled(state), "the run ends before its evaluation")
+    finish_run(state, event)
+
+
+def finish_run(state: RunState, event: ev.RunFinished) -> None:
+    """As far as it can be told without every stage's items."""
+    require(state.finished is None, "a second RunFinished")
+    require(event.step == state.next_step == config(state).run.steps, f"the run ends at {event.step}")
     state.finished, state.work = event, None

@@ -125,6 +125,11 @@ class PipelineSection(_Section, frozen=True):
     chunks: int = 1
     """Chunks of a microbatch, worked on one after the other; each has the exact shape rows / chunks."""
     update_delay: int = 0
+    boundary_code: str = "raw"
+    """What activations and gradients are rounded to between stages: ``raw`` (fp32 as computed), ``int8`` or ``int4``.
+    Part of the run's arithmetic, so with a code the list of cuts belongs to the run's identity."""
+    boundaries: str = "straight"
+    """How they travel: ``straight`` between miners, or ``store``: every one through the object store."""
 
     def __post_init__(self) -> None:
         _check(1 <= self.stages <= 256, "pipeline.stages", self.stages, "1 to 256")
@@ -135,6 +140,10 @@ class PipelineSection(_Section, frozen=True):
         ok = 1 <= self.chunks <= self.microbatch_rows and self.microbatch_rows % self.chunks == 0
         _check(ok, "pipeline.chunks", self.chunks, "a divisor of microbatch_rows")
         _check(self.update_delay == 0, "pipeline.update_delay", self.update_delay, "0")
+        _check(
+            self.boundary_code in ("raw", "int8", "int4"), "pipeline.boundary_code", self.boundary_code, "raw, int8, int4"
+        )
+        _check(self.boundaries in ("straight", "store"), "pipeline.boundaries", self.boundaries, "straight, store")
 
 
 class LanesSection(_Section, frozen=True):
@@ -199,6 +208,21 @@ class AuditSection(_Section, frozen=True):
         _check(self.rate == 0.0, "audit.rate", self.rate, "0 (audits come with verified work)")
 
 
+class PricesSection(_Section, frozen=True):
+    """What the object store costs, for the run's report; the defaults are the list prices of Cloudflare R2."""
+
+    put_usd_per_million: float = 4.5
+    """Writes and listings."""
+    get_usd_per_million: float = 0.36
+    stored_usd_per_gb_month: float = 0.015
+    egress_usd_per_gb: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            _check(0 <= value <= 1e6, f"prices.{name}", value, "0 to 1e6")
+
+
 def default_qmax(microbatches: int) -> int:
     """2^b - 1 with b = 8 + ceil(log2(M) / 2), at least 10, and M · qmax below 2^24.
 
@@ -228,6 +252,7 @@ class RunConfig(_Section, frozen=True):
     evaluation: EvaluationSection = EvaluationSection()
     hardware: HardwareSection = HardwareSection()
     audit: AuditSection = AuditSection()
+    prices: PricesSection = PricesSection()
 
     def __post_init__(self) -> None:
         rows, seq = self.pipeline.microbatch_rows, self.data.sequence_length

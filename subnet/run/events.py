@@ -70,6 +70,8 @@ class Joined(Event, tag="Joined", frozen=True):
     boot: str
     host: str
     port: int
+    reachable: bool = True
+    """Whether others can connect to it; what travels to or from one that isn't goes through the store."""
 
 
 class Gone(Event, tag="Gone", frozen=True):
@@ -154,6 +156,8 @@ class Backwarded(Event, tag="Backwarded", frozen=True):
     output: str
     loss_bits: int | None = None
     """fp32 bits of the microbatch's mean loss (last stage only)."""
+    forward: str = ""
+    """Hash of the forward's output, where no :class:`Forwarded` has said it."""
 
 
 class Voided(Event, tag="Voided", frozen=True):

@@ -21,7 +21,12 @@ def apply_joined(state: RunState, event: Joined) -> None:
         drop_member(state, older)
     state.num_joined += 1
     state.members[member] = MemberInfo(
-        coldkey=event.coldkey, stage=event.stage, boot=event.boot, host=event.host, port=event.port
+        coldkey=event.coldkey,
+        stage=event.stage,
+        boot=event.boot,
+        host=event.host,
+        port=event.port,
+        reachable=event.reachable,
     )
     state.boots.setdefault(member.hotkey, {})[event.boot] = member
 

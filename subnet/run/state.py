@@ -31,6 +31,8 @@ class MemberInfo(msgspec.Struct):
     port: int
     version: int | None = None
     root: str = ""
+    reachable: bool = True
+    """Whether others can connect to it."""
 
 
 class Replay(msgspec.Struct, frozen=True, array_like=True):

@@ -15,7 +15,7 @@ _decoder = msgspec.msgpack.Decoder(RunState)
 
 def state_bytes(state: RunState) -> bytes:
     """Canonical bytes: equal states give equal bytes, whatever the order of insertion or the hash seed."""
-    return _encoder.encode(_canonical(state))
+    return canonical_bytes(canonical(state))
 
 
 def dump_state(state: RunState) -> bytes:
@@ -27,15 +27,21 @@ def load_state(data: bytes) -> RunState:
     return _decoder.decode(data)
 
 
-def _canonical(value: Any) -> Any:
+def canonical_bytes(value: Any) -> bytes:
+    """Of what :func:`canonical` gave, or of lists and dictionaries of it."""
+    return _encoder.encode(value)
+
+
+def canonical(value: Any) -> Any:
+    """Plain lists, in an order that depends on the contents alone."""
     if isinstance(value, msgspec.Struct):
-        return [_canonical(getattr(value, name)) for name in value.__struct_fields__]
+        return [canonical(getattr(value, name)) for name in value.__struct_fields__]
     if isinstance(value, dict):
-        return _sorted([_canonical(key), _canonical(entry)] for key, entry in value.items())
+        return _sorted([canonical(key), canonical(entry)] for key, entry in value.items())
     if isinstance(value, set | frozenset):
-        return _sorted(_canonical(entry) for entry in value)
+        return _sorted(canonical(entry) for entry in value)
     if isinstance(value, list | tuple):
-        return [_canonical(entry) for entry in value]
+        return [canonical(entry) for entry in value]
     return value
 
 

@@ -119,6 +119,8 @@ def apply_backwarded(state: RunState, event: Backwarded) -> None:
     found = _leased_item(state, event)
     require(not is_evaluation(state, event.microbatch), "an evaluation item has a backward")
     work = open_work(state, event.step)
+    if not found.forwarded:
+        found.forward_hash = event.forward
     found.status, found.forwarded = DONE, True
     found.backward_hash, found.loss_bits = event.output, event.loss_bits
     work.live[event.stage].discard(event.microbatch)

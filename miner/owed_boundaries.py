@@ -1,0 +1,92 @@
+"""What a member owes for boundaries: to get those that its items need, to give its own to whose items need them.
+
+Straight, its maker pushes a boundary and whoever lacks it asks. Through the store (:mod:`miner.ways`) its maker puts it there
+before it is receipted, and whoever needs it fetches what was receipted; before that there is nothing to wait for.
+"""
+
+from __future__ import annotations
+
+from miner.local_view import BoundaryKey, LocalView
+from miner.owes import Fetch, FetchStored, Owe, Push, Report, StoreBoundary
+from miner.ways import all_by_store, by_store, puts_into_store, receipted_hash, uses_store
+from subnet.protocol import messages as msg
+from subnet.run import state as st
+from subnet.run.state import RunState, StepWork
+from subnet.words import Member
+
+
+def owed_wanted(
+    state: RunState, work: StepWork, me: Member, key: BoundaryKey, local: LocalView, owes: list[Owe]
+) -> None:
+    """Gets a boundary that my stage needs; where that failed for long enough, says that it is missing."""
+    stage = state.members[me].stage
+    if key in local.unavailable:
+        owes.append(Report(msg.MissingClaim(key.step, key.microbatch, stage, key.backward)))
+    makers = sources_of(work, key)
+    present = [k for k in makers if k in state.members and k != me]
+    straight = [k for k in present if not by_store(state, me, k)]
+    if straight or not uses_store(state):
+        owes.append(Fetch(key, tuple(straight or makers)))
+        return
+    value = receipted_hash(work, key)
+    if value:
+        owes.append(FetchStored(key, value))
+    elif not present and not all_by_store(state):
+        owes.append(Fetch(key, ()))
+
+
+def sources_of(work: StepWork, key: BoundaryKey) -> list[Member]:
+    """Who makes or made the boundary: the holder of its lease, then whoever replays it."""
+    found = work.items[key.stage].get(key.microbatch)
+    replay = work.replays.get((key.stage, key.microbatch, key.backward))
+    sources = [found.member] if found is not None and found.member is not None and found.status != st.OPEN else []
+    if replay is not None and replay.member not in sources:
+        sources.append(replay.member)
+    return sources
+
+
+def owed_given(state: RunState, work: StepWork, me: Member, stage: int, local: LocalView, owes: list[Owe]) -> None:
+    """My products: into the store where they go through it, else to the members that hold the leases they are for."""
+    stores = uses_store(state)
+    if stores:
+        _owed_stores(state, work, me, stage, local, owes)
+    for to_stage, backward in ((stage + 1, False), (stage - 1, True)):
+        if not 0 <= to_stage < len(work.items):
+            continue
+        for m in sorted(work.live[to_stage]):
+            holder = work.items[to_stage][m].member
+            key = BoundaryKey(work.step, m, stage, backward)
+            if holder is None or key not in local.boundaries or (key, holder) in local.pushed:
+                continue
+            if me in sources_of(work, key) and not (stores and by_store(state, me, holder)):
+                owes.append(Push(key, holder))
+
+
+def _owed_stores(state: RunState, work: StepWork, me: Member, stage: int, local: LocalView, owes: list[Owe]) -> None:
+    """Each once; and once more for each replay that I am leased: then somebody didn't find it there."""
+    replayed = {(m, backward) for (at, m, backward), k in work.replays.items() if at == stage and k.member == me}
+    held = {(m, backward) for m in work.held.get(me, ()) for backward in (False, True)}
+    for m, backward in sorted(held | replayed, key=lambda pair: (not pair[1], pair[0])):
+        key = BoundaryKey(work.step, m, stage, backward)
+        value = local.boundaries.get(key, "")
+        turn = replay_turn(work, me, key)
+        if value and not is_stored(work, me, key, local) and puts_into_store(state, work, me, key):
+            owes.append(StoreBoundary(key, value, turn))
+
+
+def replay_turn(work: StepWork, me: Member, key: BoundaryKey) -> int:
+    """The generation of my replay lease on the boundary, 0 where I have none."""
+    replay = work.replays.get((key.stage, key.microbatch, key.backward))
+    return replay.generation if replay is not None and replay.member == me else 0
+
+
+def is_stored(work: StepWork, me: Member, key: BoundaryKey, local: LocalView) -> bool:
+    """Whether I have put it into the store, since it was last missed there."""
+    return local.in_store.get(key, -1) >= replay_turn(work, me, key)
+
+
+def may_receipt(state: RunState, work: StepWork, me: Member, key: BoundaryKey, local: LocalView) -> bool:
+    """Whether I may say that this boundary is made: what goes through the store has to be there first."""
+    if not local.boundaries.get(key) or key in local.in_store:
+        return True
+    return not puts_into_store(state, work, me, key)

@@ -1,0 +1,78 @@
+"""Boundaries that somebody needs and can't get: made again, and whose receipt names what the store never had is void.
+
+A reported boundary is made again by its producer if that one lives, then by others. Where it had to be in the store before it
+was receipted, and two replays haven't helped, the store is asked: nobody's word alone makes an honest partial void.
+"""
+
+from __future__ import annotations
+
+from subnet.run import events as ev
+from subnet.run import state as st
+from subnet.run.state import Replay, RunState, StepWork
+from validator.decide_members import silent_outcome
+from validator.decision import Decision, ProbeSlices, because
+from validator.intake import replay_allowed
+from validator.policy import Policy
+from validator.randomness import Randomness
+from validator.watch import Watch
+
+Missing = tuple[int, int, int, bool]
+"""(step, microbatch, producing stage, backward)."""
+TRIED = 2
+"""Replays of a boundary before its receipt is doubted."""
+
+
+def decide_replays(
+    now_s: float, state: RunState, work: StepWork, watch: Watch, policy: Policy, rng: Randomness
+) -> list[Decision]:
+    """A reported missing boundary whose producer is receipted is made again, by its producer if that one lives."""
+    decided: list[Decision] = []
+    for key in list(watch.missing):
+        del watch.missing[key]
+        if not replay_allowed(state, key):
+            continue
+        step, m, stage, backward = key
+        replicas = st.ready(state, stage)
+        old = work.replays.get((stage, m, backward))
+        if not replicas:
+            continue
+        clock = ("replay", key, old.generation if old else 0)
+        if old is not None and old.member in replicas and watch.age(clock, now_s) < policy.replay_s:
+            continue
+        doubted = _doubted(now_s, state, work, watch, key, old)
+        if doubted is not None:
+            decided += doubted
+            continue
+        producer = work.items[stage][m].member
+        member = producer if old is None and producer in replicas and producer else rng.choice(replicas)
+        generation = (old.generation if old else 0) + 1
+        watch.restart_clock(("replay", key, generation), now_s)
+        event = ev.ReplayLeased(step, m, stage, backward, member, generation)
+        decided.append(Decision(event, because("boundary_lost", stage=stage, backward=int(backward))))
+    return decided
+
+
+def _doubted(
+    now_s: float, state: RunState, work: StepWork, watch: Watch, key: Missing, old: Replay | None
+) -> list[Decision] | None:
+    """What is done about a receipt that may be false; None where it isn't doubted, or the store has what it names."""
+    step, m, stage, backward = key
+    found = work.items[stage][m]
+    value = found.backward_hash if backward else found.forward_hash
+    info = state.members.get(found.member) if found.member is not None else None
+    if old is None or old.generation < TRIED or info is None or found.member is None or not value:
+        return None
+    by_store = st.config(state).pipeline.boundaries == "store" or not info.reachable
+    if not by_store or m >= work.num_training or st.is_sealed(state, stage):
+        return None
+    probe = ProbeSlices(step, st.group_of(state, stage), -old.generation, (value,))
+    if probe not in watch.probed:
+        watch.missing[key] = None
+        if probe in watch.started:
+            return []
+        watch.started.add(probe)
+        return [Decision(probe, because("boundary_not_found", stage=stage, replays=old.generation))]
+    if value in watch.blobs:
+        return None
+    age_s = watch.age(("replay", key, old.generation), now_s)
+    return [silent_outcome(state, stage, found.member, "receipt_without_bytes", age_s)]
