@@ -87,7 +87,9 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
             ("vram", self.vram_bytes),
         ):
             if limit is not None and not limit >= 1000:
-                raise ConfigError(f"--limit.{flag} = {limit:g} is not allowed", hint="allowed: 1 kB (each second) or more")
+                raise ConfigError(
+                    f"--limit.{flag} = {limit:g} is not allowed", hint="allowed: 1 kB (each second) or more"
+                )
         if self.trusted and self.tls != "auto":
             raise ConfigError(f"--peer.trusted has no effect with --peer.tls {self.tls}", hint="leave one of them out")
         Security(self.tls, self.trusted)  # raises where they can't be used

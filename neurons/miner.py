@@ -83,11 +83,19 @@ def build_parser() -> argparse.ArgumentParser:
         gib: float = getattr(default, f"{flag}_bytes") / GIB
         own.add_argument(f"--limit.{flag}_gib", dest=f"{flag}_gib", type=float, default=gib, help=what)
     own.add_argument(
-        "--limit.upload", dest="upload", default=None, metavar="RATE", help="12.5MB or 100Mbit each second; peers and store"
+        "--limit.upload",
+        dest="upload",
+        default=None,
+        metavar="RATE",
+        help="12.5MB or 100Mbit each second; peers and store",
     )
     own.add_argument("--limit.download", dest="download", default=None, metavar="RATE", help="the same, the other way")
     own.add_argument(
-        "--limit.vram", dest="vram", default=None, metavar="SIZE", help="6GiB: of the GPU; on the CPU of retained graphs"
+        "--limit.vram",
+        dest="vram",
+        default=None,
+        metavar="SIZE",
+        help="6GiB: of the GPU; on the CPU of retained graphs",
     )
     own.add_argument("--exit_when_finished", action="store_true", help="end when the run has finished")
     return parser

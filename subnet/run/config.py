@@ -141,7 +141,10 @@ class PipelineSection(_Section, frozen=True):
         _check(ok, "pipeline.chunks", self.chunks, "a divisor of microbatch_rows")
         _check(self.update_delay == 0, "pipeline.update_delay", self.update_delay, "0")
         _check(
-            self.boundary_code in ("raw", "int8", "int4"), "pipeline.boundary_code", self.boundary_code, "raw, int8, int4"
+            self.boundary_code in ("raw", "int8", "int4"),
+            "pipeline.boundary_code",
+            self.boundary_code,
+            "raw, int8, int4",
         )
         _check(self.boundaries in ("straight", "store"), "pipeline.boundaries", self.boundaries, "straight, store")
 
