@@ -29,7 +29,7 @@ from subnet.protocol.messages import (
     SliceFrame,
     WantBlobFrame,
 )
-from subnet.run.state import members_of
+from subnet.run.state import item, members_of
 from subnet.timing import TIMEOUTS, Deadline
 
 MAX_EARLY = 256
@@ -164,7 +164,7 @@ class Links:
         hash_ = context.cache.hash_of(key)
         if context.member is None or hash_ is None or self._transport is None:
             return
-        found = context.run_state.work.items[key.stage].get(key.microbatch) if context.run_state.work else None
+        found = item(context.run_state, key.step, key.microbatch, key.stage)
         generation = found.generation if found else 0
         frame = BoundaryFrame(
             context.run_id, key.step, key.microbatch, key.stage, key.backward, context.member, generation, hash_
@@ -255,9 +255,11 @@ class Links:
         await self._context.blobs.put_many([(owe.hash, data)], "evidence", deadline)
         self._context.local.stored.add(owe.hash)
 
-    def end_step(self) -> None:
-        self._asked.clear()
-        self._arrived.clear()
+    def end_step(self, step: int) -> None:
+        """Nothing of ``step``, nor of steps before, is waited for any more."""
+        for waited in (self._asked, self._arrived):
+            for key in [key for key in waited if key.step <= step]:
+                del waited[key]
 
     def is_known(self, hotkey: str) -> bool:
         """Whether a hotkey may connect: it is a member, as far as we have folded."""

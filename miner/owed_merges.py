@@ -36,7 +36,7 @@ def _owed_commitment(
 
     Maxima have no linear fingerprint: at calibration everybody checks by merging the slices again, so they are stored.
     """
-    done, epoch = st.done_set(state, me), st.epoch(state, me)
+    done, epoch = st.done_set(state, me), st.epoch(state, me, work.step)
     if not done or not sum_is(done, work, local, epoch):
         return
     commitment = local.commitments.get((work.step, epoch, done))

@@ -264,7 +264,7 @@ class RunMember:
             case Check():
                 return self._merges.check(owe)
             case ApplySeal():
-                self.links.end_step()
+                self.links.end_step(owe.step)
                 return self._states.apply_seal(owe)
             case Restore():
                 return self._states.restore(owe)

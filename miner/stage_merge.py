@@ -50,7 +50,10 @@ class MergedPartition:
 
 
 class StageMerge:
-    """Merge work for the partitions that the stage holds; scales are those in force when it is made: one per step."""
+    """Merge work for the partitions that the stage holds, of the step that the state is to be updated by when it is made.
+
+    Its sums are in the scales of the state that this step is computed from.
+    """
 
     def __init__(self, plan: ModelPlan, stage: int, state: StageState) -> None:
         layout = plan.layout
@@ -63,7 +66,7 @@ class StageMerge:
         self._device = state.device
         self._exponents: dict[int, NDArray[np.int16] | None] = {}
         for index in held:
-            scales = state.exponents(index)
+            scales = state.exponents(index, self.step)
             self._exponents[index] = None if scales is None else host_exponents(scales)
 
     @property

@@ -276,7 +276,7 @@ class Case:
     def void(self, hand: Hand) -> None:
         """A member is late with an answer, at the worst moment."""
         info = self.state.members.get(hand.me) if hand.me else None
-        if info is None or self.state.work is None or st.is_sealed(self.state, info.stage):
+        if info is None or self.state.work is None or st.is_sealed(self.state, self.state.work, info.stage):
             return
         assert hand.me is not None
         self.emit(ev.Voided(self.state.work.step, info.stage, hand.me, "late"))

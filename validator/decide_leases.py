@@ -25,15 +25,12 @@ MAX_DOUBLINGS = 5
 
 
 def decide_leases(now_s: float, state: RunState, watch: Watch, policy: Policy, rng: Randomness) -> list[Decision]:
-    work = state.work
-    if work is None:
-        return []
-    return (
-        _late(now_s, state, work, watch, policy)
-        or _skips(state, work)
-        or _deals(now_s, state, work, watch, policy)
-        or _replays(now_s, state, work, watch, policy, rng)
-    )
+    """Of two open steps the older comes first in everything: the other can't be sealed before it."""
+    for work in st.works(state):
+        decided = _late(now_s, state, work, watch, policy) or _skips(state, work)
+        if decided:
+            return decided
+    return _deals(now_s, state, watch, policy) or _replays(now_s, state, watch, policy, rng)
 
 
 # --- clocks ------------------------------------------------------------------------------------------------------
@@ -44,15 +41,19 @@ def _late(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: P
     decided: list[Decision] = []
     silent: set[Member] = set()
     for stage, live in enumerate(work.live):
-        running = [(m, work.items[stage][m]) for m in sorted(live) if clock_runs(work, stage, m)]
-        load = Counter(found.member for _, found in running if found.status == st.LIVE)
+        running = _running(work, stage)
+        ahead = [pair for other in st.works(state) if other is not work for pair in _running(other, stage)]
+        load = Counter(found.member for _, found in [*running, *ahead] if found.status == st.LIVE)
         for m in sorted(live):
             found = work.items[stage][m]
             if found.status == st.REVOKING and found.member is not None and m < work.num_training:
                 age_s = watch.age(("revoking", work.step, m, stage, found.generation), now_s)
                 if age_s >= policy.answer_s and found.member not in silent:
                     silent.add(found.member)
-                    decided.append(silent_outcome(state, stage, found.member, "no_answer_to_revoking", age_s))
+                    outcome = silent_outcome(
+                        state, stage, found.member, "no_answer_to_revoking", age_s, step=work.step
+                    )
+                    decided.append(outcome)
         for m, found in running:
             if found.status != st.LIVE or found.member is None or found.member in silent:
                 continue
@@ -65,6 +66,11 @@ def _late(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: P
                 event = ev.Revoking(work.step, m, stage, found.generation)
                 decided.append(Decision(event, because("lease_late", age_s=age_s, deadline_s=deadline_s)))
     return decided
+
+
+def _running(work: StepWork, stage: int) -> list[tuple[int, Item]]:
+    """Leases of a stage whose clock runs, in order."""
+    return [(m, work.items[stage][m]) for m in sorted(work.live[stage]) if clock_runs(work, stage, m)]
 
 
 def clock_runs(work: StepWork, stage: int, m: int) -> bool:
@@ -118,7 +124,8 @@ def _skips(state: RunState, work: StepWork) -> list[Decision]:
 
 def may_skip(state: RunState, work: StepWork, m: int) -> bool:
     """Never after a seal of the step, which counts it already; never the last microbatch."""
-    return m >= work.num_training or (not state.seals and st.num_counted(work) > 1)
+    sealed = work is state.work and state.seals
+    return m >= work.num_training or (not sealed and st.num_counted(work) > 1)
 
 
 def failure_agreed(state: RunState, stage: int, found: Item) -> tuple[str, bool] | None:
@@ -146,7 +153,7 @@ def lone_replica_failure(state: RunState, stage: int, found: Item) -> tuple[str,
 
 @dataclass
 class _Desk:
-    """One round of dealing: who is ready, what they have ahead, how long each item takes them."""
+    """One round of dealing of one step: who is ready, what they have ahead, how long each item takes them."""
 
     state: RunState
     work: StepWork
@@ -159,6 +166,11 @@ class _Desk:
     """Who was lost with an item: it goes to others first."""
     decided: list[Decision] = field(default_factory=list[Decision])
     dealt: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+
+    def undealt(self, stage: int) -> list[int]:
+        """Items to deal, in order; hold-out items only of the older step: they are of the state that it updates."""
+        found = sorted(self.work.undealt[stage])
+        return found if self.work is self.state.work else [m for m in found if m < self.work.num_training]
 
     def finish_s(self, member: Member) -> float:
         """When one more item would be finished; who was gone silently before is trusted with less."""
@@ -192,28 +204,37 @@ class _Desk:
         return min(others, key=lambda k: (silences.get(k, 0), self.finish_s(k), k), default=None)
 
 
-def _deals(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: Policy) -> list[Decision]:
+def _deals(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
     """Opens paths from stage 0 as far as its members' windows go, and deals again what is open further on."""
-    stages = range(st.num_stages(state))
-    if not any(work.undealt) and not _revoked_evaluations(work):
+    works, stages = st.works(state), range(st.num_stages(state))
+    if not any(any(work.undealt) or _revoked_evaluations(work) for work in works):
         return []
     replicas = [st.ready(state, stage) for stage in stages]
     load = Counter[Member]()
-    for stage in stages:
-        load.update(m for m in (work.items[stage][i].member for i in work.live[stage]) if m is not None)
+    for work in works:
+        for stage in stages:
+            load.update(m for m in (work.items[stage][i].member for i in work.live[stage]) if m is not None)
     each_s = {k: item_s(state, watch, policy, stage, k) for stage in stages for k in replicas[stage]}
-    resting = {key for key in watch.lost_with if wait_left_s(now_s, watch, policy, *key) > 0}
-    shunned = {key: died_of(watch, *key) for key in watch.lost_with}
-    desk = _Desk(state, work, replicas, load, each_s, resting, shunned)
+    decided: list[Decision] = []
+    for work in works:
+        lost = [key for key in watch.lost_with if key[0] == work.step]
+        resting = {key[1:] for key in lost if wait_left_s(now_s, watch, policy, *key) > 0}
+        shunned = {key[1:]: died_of(watch, *key) for key in lost}
+        desk = _Desk(state, work, replicas, load, each_s, resting, shunned)
+        _deal_step(desk, policy)
+        decided += desk.decided
+    return decided
+
+
+def _deal_step(desk: _Desk, policy: Policy) -> None:
     _deal_first_stage(desk, policy)
-    for stage in stages[1:]:
-        for m in sorted(work.undealt[stage]):
+    for stage in range(1, len(desk.replicas)):
+        for m in desk.undealt(stage):
             if desk.is_dealt(m, stage - 1) and (m, stage) not in desk.resting:
                 member = desk.choose(m, stage)
                 if member is not None:
                     desk.deal(m, stage, member)
     _deal_revoked_evaluations(desk)
-    return desk.decided
 
 
 def _deal_first_stage(desk: _Desk, policy: Policy) -> None:
@@ -221,7 +242,7 @@ def _deal_first_stage(desk: _Desk, policy: Policy) -> None:
     if not replicas:
         return
     windows = {k: window(policy, len(desk.work.items), desk.each_s[k]) for k in replicas}
-    for m in sorted(desk.work.undealt[0]):
+    for m in desk.undealt(0):
         if (m, 0) in desk.resting:
             continue
         free = [k for k in replicas if desk.load[k] < windows[k]]
@@ -261,16 +282,15 @@ def _deal_revoked_evaluations(desk: _Desk) -> None:
 # --- replays -----------------------------------------------------------------------------------------------------
 
 
-def _replays(
-    now_s: float, state: RunState, work: StepWork, watch: Watch, policy: Policy, rng: Randomness
-) -> list[Decision]:
+def _replays(now_s: float, state: RunState, watch: Watch, policy: Policy, rng: Randomness) -> list[Decision]:
     """A reported missing boundary whose producer is receipted is made again, by its producer if that one lives."""
     decided: list[Decision] = []
     for key in list(watch.missing):
         del watch.missing[key]
-        if not replay_allowed(state, key):
-            continue
         step, m, stage, backward = key
+        work = st.work_at(state, step)
+        if work is None or not replay_allowed(state, key):
+            continue
         replicas = st.ready(state, stage)
         old = work.replays.get((stage, m, backward))
         if not replicas:
