@@ -50,6 +50,7 @@ def tiny_plan(
     compute: str = "fp32",
     attention: str = "sdpa",
     chunks: int = CHUNKS,
+    update_delay: int = 0,
     **changes: Any,
 ) -> ModelPlan:
     model_config = tiny_config(**changes)
@@ -58,7 +59,9 @@ def tiny_plan(
         model=ModelSection(config=model_config, attention=attention),
         data=DataSection(sequence_length=SEQUENCE),
         objective=ObjectiveSection(ce_chunk_tokens=PIECE),
-        pipeline=PipelineSection(stages=len(cuts), microbatches=4, microbatch_rows=ROWS, chunks=chunks),
+        pipeline=PipelineSection(
+            stages=len(cuts), microbatches=4, microbatch_rows=ROWS, chunks=chunks, update_delay=update_delay
+        ),
         precision=PrecisionSection(compute=compute),
         merge=MergeSection(),
     )
