@@ -5,6 +5,7 @@ The reference is the whole model in plain ``transformers`` in one process (:mod:
 
     python -m benchmarks.determinism            # keeps finished parts in benchmarks/out/determinism
     python -m benchmarks.determinism --quick    # fp32 untied, 1 x 1 and 2 x 2 with a kill and a join, 6 steps
+    python -m benchmarks.determinism --update-delay 1    # steps that overlap; parts of their own
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def fleets(steps: int) -> tuple[Fleet, ...]:
     )
 
 
-def config_of(precision: str, tied: bool, stages: int, steps: int, data: Path) -> RunConfig:
+def config_of(precision: str, tied: bool, stages: int, steps: int, data: Path, update_delay: int) -> RunConfig:
     model = {
         "model_type": "llama",
         "vocab_size": 512,
@@ -73,7 +74,7 @@ def config_of(precision: str, tied: bool, stages: int, steps: int, data: Path) -
         model=ModelSection(config=model),
         data=DataSection(sources=(str(data),), sequence_length=64),
         schedule=ScheduleSection(warmup_steps=5),
-        pipeline=PipelineSection(stages=stages, microbatches=8, microbatch_rows=2),
+        pipeline=PipelineSection(stages=stages, microbatches=8, microbatch_rows=2, update_delay=update_delay),
         precision=PrecisionSection(compute=precision),
         snapshot=SnapshotSection(every_steps=10),
         evaluation=EvaluationSection(rows=4),
@@ -85,9 +86,9 @@ def prepared() -> tuple[PreparedData, Path]:
     return prepare_data([BOOK], directory, vocab_size=512, holdout_fraction=0.05), directory
 
 
-def reference_root(precision: str, tied: bool, steps: int) -> str:
+def reference_root(precision: str, tied: bool, steps: int, update_delay: int) -> str:
     data, directory = prepared()
-    config = config_of(precision, tied, 1, steps, directory)
+    config = config_of(precision, tied, 1, steps, directory, update_delay)
     files = {blob_hash(path.read_bytes()): path for path in directory.iterdir() if path.is_file()}
     manifest = data.manifest
 
@@ -106,9 +107,9 @@ def reference_root(precision: str, tied: bool, steps: int) -> str:
     return reference.state_root()
 
 
-def swarm_root(fleet: Fleet, precision: str, tied: bool, steps: int) -> dict[str, object]:
+def swarm_root(fleet: Fleet, precision: str, tied: bool, steps: int, update_delay: int) -> dict[str, object]:
     _, data = prepared()
-    config = config_of(precision, tied, fleet.stages, steps, data)
+    config = config_of(precision, tied, fleet.stages, steps, data, update_delay)
     result = run_swarm(DIRECTORY / "swarm", config, fleet.miners, faults=fleet.faults)
     status = result.status
     return {
@@ -133,12 +134,15 @@ def part(name: str, make: object, again: bool) -> dict[str, object]:
     return made
 
 
-def compare(precision: str, tied: bool, steps: int, chosen: tuple[Fleet, ...], again: bool) -> dict[str, object]:
-    setting = f"{precision}-{'tied' if tied else 'untied'}-{steps}"
-    expected = part(f"{setting}-reference", lambda: {"root": reference_root(precision, tied, steps)}, again)
+def compare(
+    precision: str, tied: bool, steps: int, chosen: tuple[Fleet, ...], again: bool, update_delay: int
+) -> dict[str, object]:
+    setting = f"{precision}-{'tied' if tied else 'untied'}-{steps}{'-delayed' if update_delay else ''}"
+    run = (precision, tied, steps, update_delay)
+    expected = part(f"{setting}-reference", lambda: {"root": reference_root(*run)}, again)
     roots: dict[str, object] = {"reference": expected["root"]}
     for fleet in chosen:
-        found = part(f"{setting}-{fleet.name}", lambda fleet=fleet: swarm_root(fleet, precision, tied, steps), again)
+        found = part(f"{setting}-{fleet.name}", lambda fleet=fleet: swarm_root(fleet, *run), again)
         roots[fleet.name] = found["root"]
         if fleet.faults and (len(found["faults"]) != len(fleet.faults) or not found["num_gone"]):  # type: ignore[arg-type]
             roots[fleet.name] = "the faults did not fire"
@@ -149,6 +153,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--again", action="store_true", help="forget finished parts")
+    parser.add_argument("--update-delay", type=int, default=0, choices=[0, 1], help="1: steps overlap")
     options = parser.parse_args(arguments)
     settings = [("fp32", False)] if options.quick else [(p, tied) for p in ("fp32", "bf16") for tied in (False, True)]
     steps = 6 if options.quick else 30
@@ -156,7 +161,7 @@ def main(arguments: list[str]) -> int:
     chosen = quick if options.quick else fleets(steps)
     table = {
         f"{precision} {'tied' if tied else 'untied'}": compare(
-            precision, tied, steps, chosen, options.again or options.quick
+            precision, tied, steps, chosen, options.again or options.quick, options.update_delay
         )
         for precision, tied in settings
     }
@@ -166,7 +171,7 @@ def main(arguments: list[str]) -> int:
         for fleet, root in roots.items()
         if root != roots["reference"]
     }
-    figures = {"steps": steps, "roots": table, "num_runs": sum(len(roots) for roots in table.values())}
+    figures = {"steps": steps, "update_delay": options.update_delay, "roots": table, "num_runs": sum(len(roots) for roots in table.values())}
     result = {
         "name": "determinism",
         "figures": {**figures, "num_different": len(different), "different": different},

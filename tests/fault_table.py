@@ -117,13 +117,18 @@ def markdown(outcomes: dict[Cell, str]) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Runs the cells that have all of ``words`` among role, phase, fault and variant; prints the table and failures."""
+    """Runs the cells that have all of ``words`` among role, phase, fault and variant; prints the table and failures.
+
+    The word ``delayed``: with ``update_delay`` 1.
+    """
     started, outcomes = time.perf_counter(), dict[Cell, str]()
+    delay = int("delayed" in words)
+    words = [word for word in words if word != "delayed"]
     for cell in cells():
         if any(word not in (cell.role, cell.phase, cell.fault, cell.variant) for word in words):
             continue
         try:
-            outcomes[cell] = "paused" if attempt(cell).named_pause else "ok"
+            outcomes[cell] = "paused" if attempt(cell, delay=delay).named_pause else "ok"
         except Exception as error:  # noqa: BLE001  every failure is an entry of the table
             outcomes[cell] = f"{type(error).__name__}: {error}"
     print(markdown(outcomes))
