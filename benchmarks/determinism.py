@@ -57,7 +57,7 @@ def fleets(steps: int) -> tuple[Fleet, ...]:
     )
 
 
-def config_of(precision: str, tied: bool, stages: int, steps: int, data: Path, update_delay: int) -> RunConfig:
+def config_of(precision: str, tied: bool, stages: int, steps: int, data: Path, update_delay: int = 0) -> RunConfig:
     model = {
         "model_type": "llama",
         "vocab_size": 512,
@@ -86,21 +86,30 @@ def prepared() -> tuple[PreparedData, Path]:
     return prepare_data([BOOK], directory, vocab_size=512, holdout_fraction=0.05), directory
 
 
-def reference_root(precision: str, tied: bool, steps: int, update_delay: int) -> str:
+def reference_root(precision: str, tied: bool, steps: int, update_delay: int = 0) -> str:
     data, directory = prepared()
-    config = config_of(precision, tied, 1, steps, directory, update_delay)
+    reference = reference_of(config_of(precision, tied, 1, steps, directory, update_delay), data, directory)
+    return trained_root(reference, steps)
+
+
+def reference_of(config: RunConfig, data: PreparedData, directory: Path) -> Reference:
+    """The run in one process, on the prepared data of a directory."""
     files = {blob_hash(path.read_bytes()): path for path in directory.iterdir() if path.is_file()}
     manifest = data.manifest
 
     def read(blob: str) -> bytes:
         return next(path for hash_, path in files.items() if hash_ == blob).read_bytes()
 
-    reference = Reference(
+    return Reference(
         config,
         dict(config.model.config or {}),
         stream_tokens(manifest, manifest.train, read),
         stream_tokens(manifest, manifest.holdout, read),
     )
+
+
+def trained_root(reference: Reference, steps: int) -> str:
+    """Its state root after so many steps from the start."""
     reference.calibrate()
     for step in range(steps):
         reference.step(step)
