@@ -180,7 +180,12 @@ def main(arguments: list[str]) -> int:
         for fleet, root in roots.items()
         if root != roots["reference"]
     }
-    figures = {"steps": steps, "update_delay": options.update_delay, "roots": table, "num_runs": sum(len(roots) for roots in table.values())}
+    figures = {
+        "steps": steps,
+        "update_delay": options.update_delay,
+        "roots": table,
+        "num_runs": sum(len(roots) for roots in table.values()),
+    }
     result = {
         "name": "determinism",
         "figures": {**figures, "num_different": len(different), "different": different},

@@ -263,9 +263,7 @@ class StageExecutor:
         if held is not None and item.microbatch in held.microbatches:
             raise InputError(f"{item} was already added to this partial")
 
-    def _forward_chunk(
-        self, module: StageModule, given: ChunkInput, *, training: bool, loss_grad: bool
-    ) -> ChunkGraph:
+    def _forward_chunk(self, module: StageModule, given: ChunkInput, *, training: bool, loss_grad: bool) -> ChunkGraph:
         return forward_chunk(module, given, self._loss_shape, grad=training, loss_grad=loss_grad)
 
     def _measured(self, module: StageModule, given: ChunkInput) -> ChunkGraph:

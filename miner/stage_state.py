@@ -156,7 +156,9 @@ class StageState:
             return self._exponents[section]
         if version == self.num_updates - 1 and self._exponents_before is not None:
             return self._exponents_before[section]
-        raise InputError(f"the scales of state {version} are not those of state {self.num_updates}, nor the ones before")
+        raise InputError(
+            f"the scales of state {version} are not those of state {self.num_updates}, nor the ones before"
+        )
 
     def _require_intact(self) -> None:
         if not self.intact:

@@ -13,6 +13,7 @@ from subnet.words import CALIBRATION_STEP, Member
 if TYPE_CHECKING:
     from fault_sim import Cell, FaultSim
 
+
 def step_of(cell: Cell, sim: FaultSim) -> int:
     """Which step the phase is looked for in: the first one, but for a maker, since its snapshot must be due.
 

@@ -48,9 +48,7 @@ MAX_PASSES = 400
 class Sim(Audit):
     """One schedule, all of it decided by ``seed``."""
 
-    def __init__(
-        self, seed: int, *, profile: str = "", lie: str = "", checks_all: bool = True, delay: int = 0
-    ) -> None:
+    def __init__(self, seed: int, *, profile: str = "", lie: str = "", checks_all: bool = True, delay: int = 0) -> None:
         self.rng = random.Random(seed)
         self.seed, self.profile, self.delay = seed, profile, delay
         self.liars: dict[str, str] = {}

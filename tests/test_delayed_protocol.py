@@ -108,7 +108,9 @@ def test_a_step_is_planned_with_the_state_that_it_is_computed_from() -> None:
                 version = st.config(at).version_of(event.step)
                 assert version <= at.next_step
                 first = event.step in (CALIBRATION_STEP, 0)
-                assert first or at.next_step == event.step - 1, "at once: nothing but the seal before last is waited for"
+                assert first or at.next_step == event.step - 1, (
+                    "at once: nothing but the seal before last is waited for"
+                )
             if isinstance(event, ev.Leased):
                 assert not st.is_evaluation(at, event.microbatch) or event.step == at.next_step
             apply(at, event)

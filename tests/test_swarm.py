@@ -177,7 +177,7 @@ def test_steps_that_overlap_give_the_references_bits_whoever_dies(
         Deadline.after(RUN_S),
     )
     victim = at_work.members[0].hotkey
-    swarm.kill(next(i for i in range(len(at_work.members) + 4) if swarm.miner_hotkey(i) == victim))
+    swarm.kill(next(i for i in range(swarm.num_miners) if swarm.miner_hotkey(i) == victim))
     swarm.add_miner()
     found = root_of(swarm, name)
     status = swarm.status()

@@ -50,9 +50,7 @@ def _late(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: P
                 age_s = watch.age(("revoking", work.step, m, stage, found.generation), now_s)
                 if age_s >= policy.answer_s and found.member not in silent:
                     silent.add(found.member)
-                    outcome = silent_outcome(
-                        state, stage, found.member, "no_answer_to_revoking", age_s, step=work.step
-                    )
+                    outcome = silent_outcome(state, stage, found.member, "no_answer_to_revoking", age_s, step=work.step)
                     decided.append(outcome)
         for m, found in running:
             if found.status != st.LIVE or found.member is None or found.member in silent:

@@ -70,4 +70,6 @@ def waiting_for_suspect(state: RunState, watch: Watch, policy: Policy) -> str:
     step, m, stage = max(open_items, key=lambda key: (-key[0], len(watch.lost_with[key]), key))
     lost = watch.lost_with[step, m, stage]
     names = ", ".join(sorted(died_of(watch, step, m, stage)))
-    return f"microbatch {m} of step {step} at stage {stage}: {len(lost)} processes were lost while they had it ({names})"
+    return (
+        f"microbatch {m} of step {step} at stage {stage}: {len(lost)} processes were lost while they had it ({names})"
+    )

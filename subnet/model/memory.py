@@ -192,7 +192,9 @@ def _terms_ahead(terms: tuple[MemoryTerm, ...], num_blocks: int) -> tuple[Memory
 
     Merging and computing go on at the same time, so the smaller of the two phases counts in full.
     """
-    twice = [MemoryTerm(f"{term.name} of the step ahead", term.size_bytes) for term in terms if term.name in TWICE_AHEAD]
+    twice = [
+        MemoryTerm(f"{term.name} of the step ahead", term.size_bytes) for term in terms if term.name in TWICE_AHEAD
+    ]
     scales = MemoryTerm("scales of the step ahead", (4 + BYTES_PER_BLOCK_STEP) * num_blocks)
     phases = [sum(term.size_bytes for term in terms if term.phase == phase) for phase in ("compute", "merge")]
     return (*twice, scales, MemoryTerm("merge beside compute", min(phases)))

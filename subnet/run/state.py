@@ -11,14 +11,19 @@ import msgspec
 
 from subnet.run.config import RunConfig
 from subnet.run.events import HardwareClassSet, RunFinished, RunPlanned
+from subnet.run.parts import DONE, Item, Merge, Replay
+from subnet.run.parts import FROZEN as FROZEN
+from subnet.run.parts import GATHERING as GATHERING
+from subnet.run.parts import LIVE as LIVE
+from subnet.run.parts import OPEN as OPEN
+from subnet.run.parts import REDUCING as REDUCING
+from subnet.run.parts import REVEALED as REVEALED
+from subnet.run.parts import REVOKING as REVOKING
+from subnet.run.parts import SEALED as SEALED
+from subnet.run.parts import Failure as Failure
+from subnet.run.parts import MergedPartition as MergedPartition
 from subnet.run.schedule import StepScalars
-from subnet.words import CALIBRATION_STEP, Commitment, GroupShape, Member
-
-OPEN, LIVE, REVOKING, DONE = 0, 1, 2, 3
-"""Status of an item's lease."""
-
-GATHERING, FROZEN, REDUCING, REVEALED, SEALED = "gathering", "frozen", "reducing", "revealed", "sealed"
-"""Phases of a group's merge."""
+from subnet.words import CALIBRATION_STEP, GroupShape, Member
 
 
 class MemberInfo(msgspec.Struct):
@@ -31,60 +36,6 @@ class MemberInfo(msgspec.Struct):
     port: int
     version: int | None = None
     root: str = ""
-
-
-class Replay(msgspec.Struct, frozen=True, array_like=True):
-    """Who serves a boundary again."""
-
-    member: Member
-    generation: int
-
-
-class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """A reported failure of an item."""
-
-    hotkey: str
-    generation: int
-    failure: str
-
-
-class Item(msgspec.Struct, array_like=True):
-    """One microbatch at one stage. ``member`` is the holder of the lease, or the last one while the item is OPEN."""
-
-    status: int = OPEN
-    member: Member | None = None
-    generation: int = 0
-    forwarded: bool = False
-    forward_hash: str = ""
-    backward_hash: str = ""
-    loss_bits: int | None = None
-    failures: tuple[Failure, ...] = ()
-
-
-class MergedPartition(msgspec.Struct, frozen=True, array_like=True):
-    hash: str
-    blob: str
-    size_bytes: int
-    squares: str
-
-
-class Merge(msgspec.Struct):
-    """The merge of one group at the open step. ``number`` and ``version`` only ever grow."""
-
-    phase: str = GATHERING
-    number: int = 0
-    version: int = 0
-    commitments: dict[Member, Commitment] = {}
-    entries: tuple[Commitment, ...] = ()
-    owners: tuple[Member, ...] = ()
-    merged: dict[int, MergedPartition] = {}
-    seed: str = ""
-    fingerprints: dict[Member, tuple[tuple[int, tuple[int, ...]], ...]] = {}
-    checks: dict[Member, bool] = {}
-    routed: bool = False
-    tracing: bool = False
-    failed_owners: set[str] = set()
-    """Hotkeys that won't own partitions of this group at this step again."""
 
 
 class StepWork(msgspec.Struct):
