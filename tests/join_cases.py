@@ -81,8 +81,8 @@ class TrainedRun:
     log_blobs: set[str]
 
 
-def trained_run() -> TrainedRun:
-    plan = tiny_plan((0,))
+def trained_run(*, update_delay: int = 0) -> TrainedRun:
+    plan = tiny_plan((0,), update_delay=update_delay)
     store, state = StoredBlobs(), st.new_state()
     (executor,) = swarm_member = executors(plan)
     manifest = store.put(executor.state.snapshot(lambda blob, data: store.there.update({blob: bytes(data)})).encode())
