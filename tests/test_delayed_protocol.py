@@ -17,7 +17,7 @@ from test_replicas import moved, staged, takes, with_steps
 from miner import owed as owing
 from miner.local_view import LocalView
 from subnet.run import events as ev
-from subnet.run import members, state
+from subnet.run import state
 from subnet.run import state as st
 from subnet.run.apply import apply, fold
 from subnet.run.invariants import InvariantBroken, check
@@ -42,19 +42,19 @@ def journal(seed: int, profile: str = "") -> tuple[ev.Record, ...]:
 # --- any trouble ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", range(0, 80, 20))
+@pytest.mark.parametrize("first", range(0, 40, 10))
 def test_every_schedule_ends_right(first: int) -> None:
-    assert broken(range(first, first + 20)) == {}
+    assert broken(range(first, first + 10)) == {}
 
 
 @pytest.mark.parametrize("profile", ["void", "takeover", "stale", "rivals", "calm"])
 def test_schedules_of_one_kind_of_trouble_end_right(profile: str) -> None:
-    assert broken(range(1000, 1020), profile=profile, checks_all=False) == {}
+    assert broken(range(1000, 1010), profile=profile, checks_all=False) == {}
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_no_lie_stops_the_run_or_gets_an_honest_member_convicted(lie: str) -> None:
-    assert broken(range(2000, 2002), lie=lie, checks_all=False) == {}
+    assert broken(range(2000, 2001), lie=lie, checks_all=False) == {}
 
 
 @pytest.mark.slow
@@ -127,18 +127,6 @@ def one_version_too_new(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("schedule_miner.Miner.weights", lambda miner, owe: miner.w)
 
 
-def snapshots_too_new(patch: pytest.MonkeyPatch) -> None:
-    """A joiner takes the newest snapshot, and lacks the state that the older open step is of."""
-    patch.setattr(state, "oldest_needed", lambda at: at.next_step)
-    patch.setattr(members, "oldest_needed", lambda at: at.next_step)
-
-
-def sums_of_one_step(patch: pytest.MonkeyPatch) -> None:
-    """An update ends all that the member has, of the step ahead too."""
-    real = LocalView.end_step
-    patch.setattr(LocalView, "end_step", lambda local, step: real(local, step + 1))
-
-
 def one_epoch(patch: pytest.MonkeyPatch) -> None:
     """A void of one step's sum counts for the other's."""
     real = state.epoch
@@ -149,8 +137,6 @@ def one_epoch(patch: pytest.MonkeyPatch) -> None:
     ("remove", "seeds", "profile"),
     [
         (one_version_too_new, range(10), ""),
-        (snapshots_too_new, range(200), ""),
-        (sums_of_one_step, range(60), ""),
         (one_epoch, range(200), "void"),
     ],
 )
@@ -267,8 +253,8 @@ def test_the_fold_is_the_same_from_a_copy_and_at_every_cut() -> None:
 
 def test_the_state_before_can_always_be_restored() -> None:
     """Snapshots and seals are kept so that a joiner goes through the state that the older open step is computed from."""
-    replaced = 0
-    for seed in range(3000, 3030):
+    replaced = too_new = 0
+    for seed in range(3000, 3020):
         at = st.new_state()
         for record in journal(seed):
             apply(at, record.event)
@@ -279,7 +265,9 @@ def test_the_state_before_can_always_be_restored() -> None:
                 assert version <= st.config(at).version_of(at.next_step)
                 assert all(step in at.sealed for step in range(version, at.next_step))
                 replaced += version > CALIBRATION_STEP
+                too_new += any(s.verified and s.step > version for s in at.snapshots.get(stage, []))
     assert replaced > 0, "snapshots were verified, and older ones dropped"
+    assert too_new > 0, "there was a newer one, from which the older open step can't be computed"
 
 
 # --- decisions -----------------------------------------------------------------------------------------------------

@@ -25,12 +25,12 @@ HEALED_AT = 60.0
 class DeadlyMiner(FaultMiner):
     sim: DeadlySim
 
-    def compute(self, me: Member, owe: Compute) -> None:
+    def compute(self, me: Member, owe: Compute, w: int) -> None:
         if owe.backward and (owe.step, owe.microbatch, owe.stage) == DEADLY and self.sim.now < HEALED_AT:
             self.dead = True
             self.sim.deaths.append(self.hotkey)
             return
-        super().compute(me, owe)
+        super().compute(me, owe, w)
 
 
 class DeadlySim(FaultSim):
