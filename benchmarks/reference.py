@@ -55,9 +55,8 @@ class Entry:
     decayed: Floats = field(default_factory=lambda: np.zeros(0, F32))
     limit: Floats = field(default_factory=lambda: np.zeros(0, F32))
     limit_used: Floats = field(default_factory=lambda: np.zeros(0, F32))
-    """Of the state that the next gradients are of: ``limit`` itself, or with a delay the one before it (§11)."""
     weight_used: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Likewise."""
+    """Of the state that the next gradients are of: ``limit`` and ``weight``, or with a delay those before them (§11)."""
 
     def views(self, tensor: Tensor) -> Iterator[tuple[Tensor, slice]]:
         """Views (row, block, element) of ``tensor``, each with the block columns that it covers."""
@@ -324,9 +323,8 @@ class Reference:
     def _leaf(self, entry: Entry) -> bytes:
         digest = blake3(b"iota/leaf/1\0" + entry.name.encode() + b"\0")
         digest.update(struct.pack(f"<{1 + len(entry.shape)}Q", len(entry.shape), *entry.shape))
-        for kind, values in self._arrays_of(entry).items():
-            if kind == "weight_used":
-                continue  # no part of the state: what it is needed for is in the log already
+        arrays = {kind: values for kind, values in self._arrays_of(entry).items() if kind != "weight_used"}
+        for values in arrays.values():
             data = np.ascontiguousarray(values, "<f4").tobytes()
             digest.update(struct.pack("<Q", len(data)))
             digest.update(data)
@@ -352,10 +350,8 @@ class Reference:
 
     def _arrays_of(self, entry: Entry) -> dict[str, Floats]:
         moments = {"weight": entry.weight.numpy(), "m": entry.m.numpy(), "v": entry.v.numpy()}
-        arrays = {**moments, "decayed": entry.decayed, "limit": entry.limit}
-        if not self.delayed:
-            return arrays
-        return {**arrays, "limit_used": entry.limit_used, "weight_used": entry.weight_used.numpy()}
+        used = {"limit_used": entry.limit_used, "weight_used": entry.weight_used.numpy()} if self.delayed else {}
+        return {**moments, "decayed": entry.decayed, "limit": entry.limit, **used}
 
     def arrays(self) -> dict[str, Floats]:
         """The state as ``"<tensor>/<weight, m, v, decayed or limit>"`` to array (shared, not copied)."""
