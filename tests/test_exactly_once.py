@@ -34,16 +34,6 @@ def test_every_gradient_is_counted_once_where_two_steps_are_open() -> None:
     assert first_failure(range(500_000, 500_000 + NUM_CASES // 8), delay=1) is None
 
 
-def test_a_sum_that_is_kept_over_a_void_of_the_step_ahead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test of the test: without epochs of its own, the step ahead's sums hold what was void."""
-    monkeypatch.setattr(state, "epoch", lambda at, member, step: 0 if step > at.next_step else _epoch(at, member, step))
-    monkeypatch.setattr(owed_merges, "sum_is", lambda *_: True)
-    assert first_failure(range(100), delay=1) is not None
-
-
-_epoch = state.epoch
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_every_gradient_is_counted_once_in_ten_thousand_interleavings(request: pytest.FixtureRequest) -> None:
