@@ -87,7 +87,7 @@ def owed_work(state: RunState, work: StepWork, me: Member, stage: int, local: Lo
         if m >= work.num_training:
             if local.computes(work.step):
                 _owed_evaluation(state, work, stage, m, found, local, owes)
-        elif not st.is_sealed(state, work, stage):
+        elif not st.is_sealed(state, stage, work):
             _owed_lease(state, work, me, stage, m, found, local, owes)
     for (at, m, backward), replay in sorted(work.replays.items()):
         if at == stage and replay.member == me and (m < work.num_training or local.computes(work.step)):

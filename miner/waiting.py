@@ -29,8 +29,8 @@ def why_waiting(state: RunState, me: Member | None, local: LocalView) -> str:
     if me not in st.ready(state, stage):
         return f"another replica's state of stage {stage} to agree with this one's"
     merge = work.merges[st.group_of(state, stage)]
-    if merge.phase != st.GATHERING or st.is_sealed(state, work, stage):
-        phase = "sealed" if st.is_sealed(state, work, stage) else merge.phase
+    if merge.phase != st.GATHERING or st.is_sealed(state, stage):
+        phase = "sealed" if st.is_sealed(state, stage) else merge.phase
         return f"the merge of stage {stage} at step {work.step} ({phase}) and the other stages"
     held = [m for m in sorted(work.held.get(me, ())) if work.items[stage][m].status != st.DONE]
     if held:

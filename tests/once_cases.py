@@ -279,7 +279,7 @@ class Case:
     def void(self, hand: Hand) -> None:
         """A member is late with an answer, at the worst moment."""
         info, work = self.state.members.get(hand.me) if hand.me else None, self.either()
-        if info is None or work is None or st.is_sealed(self.state, work, info.stage):
+        if info is None or work is None or st.is_sealed(self.state, info.stage, work):
             return
         assert hand.me is not None
         self.emit(ev.Voided(work.step, info.stage, hand.me, "late"))

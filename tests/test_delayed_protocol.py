@@ -130,7 +130,7 @@ def one_version_too_new(patch: pytest.MonkeyPatch) -> None:
 def one_epoch(patch: pytest.MonkeyPatch) -> None:
     """A void of one step's sum counts for the other's."""
     real = state.epoch
-    patch.setattr(state, "epoch", lambda at, member, step: real(at, member, at.next_step))
+    patch.setattr(state, "epoch", lambda at, member, step=None: real(at, member, at.next_step))
 
 
 @pytest.mark.parametrize(

@@ -256,9 +256,9 @@ def is_evaluation(state: RunState, microbatch: int) -> bool:
     return microbatch >= num_microbatches(state)
 
 
-def epoch(state: RunState, member: Member, step: int) -> int:
-    """How many of this member's partials of this open step are void."""
-    work = work_at(state, step)
+def epoch(state: RunState, member: Member, step: int | None = None) -> int:
+    """How many of this member's partials of this open step (else the one that is merged) are void."""
+    work = state.work if step is None else work_at(state, step)
     return work.epochs.get(member, 0) if work else 0
 
 
@@ -269,9 +269,9 @@ def merge_of(state: RunState, step: int, group: int) -> Merge | None:
     return work.merges[group]
 
 
-def is_sealed(state: RunState, work: StepWork, stage: int) -> bool:
-    """Whether this open step's gradient of this stage is final: never that of the step ahead."""
-    return work.step == state.next_step and group_of(state, stage) in state.seals
+def is_sealed(state: RunState, stage: int, work: StepWork | None = None) -> bool:
+    """Whether the open step's gradient of this stage is final; ``work``: of this one, the step ahead's never is."""
+    return (work is None or work is state.work) and group_of(state, stage) in state.seals
 
 
 def counted(state: RunState) -> list[int]:

@@ -68,7 +68,7 @@ def apply_leased(state: RunState, event: Leased) -> None:
     free = found.status == OPEN or (evaluation and found.status == REVOKING)
     require(free, f"{name} is leased, but its lease is {found.status}")
     require(event.microbatch not in work.skipped, f"{name} is leased, but skipped")
-    require(evaluation or not is_sealed(state, work, event.stage), f"{name} is leased, but sealed")
+    require(evaluation or not is_sealed(state, event.stage, work), f"{name} is leased, but sealed")
     require(not evaluation or work is state.work, f"{name} evaluates a state that isn't there yet")
     require(event.generation == found.generation + 1, f"{name} jumps to generation {event.generation}")
     info = state.members.get(event.member)
@@ -131,7 +131,7 @@ def apply_voided(state: RunState, event: Voided) -> None:
     work = open_work(state, event.step)
     info = state.members.get(event.member)
     require(info is not None and info.stage == event.stage, f"{event.member} is void at stage {event.stage}")
-    require(not is_sealed(state, work, event.stage), f"{event.member} is void at stage {event.stage}, which is sealed")
+    require(not is_sealed(state, event.stage, work), f"{event.member} is void at stage {event.stage}, which is sealed")
     void_partial(state, work, event.member)
     if event.why == "silent":
         work.silences[event.member] = work.silences.get(event.member, 0) + 1
@@ -183,7 +183,7 @@ def void_partial(state: RunState, work: StepWork, member: Member) -> None:
     """
     info = state.members[member]
     held = work.held.get(member, set())
-    sealed = is_sealed(state, work, info.stage)
+    sealed = is_sealed(state, info.stage, work)
     training = {m for m in held if m < work.num_training}
     for m in sorted(held):
         if m not in training or not sealed:
