@@ -195,7 +195,8 @@ class FaultSim(Sim):
             return
         if self.stage < 0 or event.group != st.group_of(state, self.stage):
             return
-        ready = [k for s in st.group_shape(state, event.group).stages for k in st.ready(state, s)]
+        stages = st.group_shape(state, event.group).stages
+        ready = [k for s in stages for k in st.ready(state, s) or st.members_of(state, s)]
         if self.cell.role == "sole":
             ready = [k for k in ready if state.members[k].stage == 0]
         chosen = ready[-1]
