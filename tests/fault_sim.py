@@ -196,7 +196,7 @@ class FaultSim(Sim):
         if self.stage < 0 or event.group != st.group_of(state, self.stage):
             return
         stages = st.group_shape(state, event.group).stages
-        ready = [k for s in stages for k in st.ready(state, s) or st.members_of(state, s)]
+        ready = [k for s in stages for k in st.members_of(state, s) if state.members[k].version is not None]
         if self.cell.role == "sole":
             ready = [k for k in ready if state.members[k].stage == 0]
         chosen = ready[-1]
@@ -270,7 +270,7 @@ class FaultSim(Sim):
 
     def demand(self) -> None:
         if not self.fired:
-            raise Bad("the fault didn't fire")
+            raise (NotHit if self.delay else Bad)("the fault didn't fire")
         state, watch = self.coordinator.state, self.coordinator.watch
         if self.finished is None:
             raise Bad(f"stuck: {waiting_for(state, watch, self.now)}")
