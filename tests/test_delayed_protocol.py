@@ -16,6 +16,7 @@ from test_replicas import moved, staged, takes, with_steps
 
 from miner import owed as owing
 from miner.local_view import LocalView
+from miner.owes import Compute, Fetch
 from subnet.run import events as ev
 from subnet.run import state
 from subnet.run import state as st
@@ -375,13 +376,14 @@ def test_a_member_computes_the_older_step_before_it_has_updated_and_the_other_on
 
     def steps(local: LocalView) -> set[int]:
         owes = owing.owed(at, member, local)
-        return {owe.step for owe in owes if isinstance(owe, owing.Compute)} | {
-            owe.key.step for owe in owes if isinstance(owe, owing.Fetch)
+        return {owe.step for owe in owes if isinstance(owe, Compute)} | {
+            owe.key.step for owe in owes if isinstance(owe, Fetch)
         }
 
     newest = at.next_step
     version = st.config(at).version_of(newest)
     local = LocalView(version=newest, version_before=version if version < newest else None, restored_stage=stage)
+    assert newest + 1 in steps(local)
     assert steps(local) <= {newest, newest + 1}
     behind = LocalView(version=version, restored_stage=stage)
     assert at.ahead.step not in steps(behind) or version == newest
