@@ -345,7 +345,10 @@ class Miner:
     def do_Reduce(self, me: Member, owe: Reduce) -> None:
         if self.lie == "noown":
             return
-        total = toy.merge(owe.step, [self.own_slices.get(v) or self.slices[v] for v in owe.hashes])
+        slices = [self.own_slices.get(v) or self.slices.get(v) for v in owe.hashes]
+        if None in slices:
+            return  # what it is said to have committed to is not what it made
+        total = toy.merge(owe.step, [values for values in slices if values is not None])
         seed = self.seeds.get((owe.step, owe.group))
         if self.lie == "owner":
             total = (total[0] + 1, *total[1:])
