@@ -16,7 +16,7 @@ def test_a_fault_changes_no_bit(cell: Cell) -> None:
     attempt(cell)
 
 
-@pytest.mark.parametrize("cell", quick_cells(37), ids=str)
+@pytest.mark.parametrize("cell", quick_cells(37, delay=1), ids=str)
 def test_a_fault_changes_no_bit_where_steps_overlap(cell: Cell) -> None:
     attempt(cell, delay=1)
 
@@ -31,7 +31,7 @@ def test_every_fault_in_every_phase_changes_no_bit(
 ) -> None:
     if "slow" not in request.config.getoption("-m"):
         pytest.skip("minutes in all; run with -m slow")
-    for cell in cells():
+    for cell in cells(delay):
         if (cell.role, cell.phase) == (role, phase):
             attempt(cell, delay=delay)
 
