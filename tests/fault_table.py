@@ -72,8 +72,8 @@ def senseless(cell: Cell) -> str:
 
 def senseless_delayed(cell: Cell) -> str:
     """Why a cell that makes sense isn't tried where steps overlap; "" where it is."""
-    if cell.role == "maker" and cell.phase in ("forward", "backward"):
-        return "a step is computed before the snapshot of the state that it updates is on order"
+    if cell.role == "maker" and cell.phase in ("forward", "backward", "freeze"):
+        return "a step is computed, and frozen, before the snapshot of the state that it updates is on order"
     return ""
 
 
