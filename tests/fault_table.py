@@ -74,6 +74,9 @@ def senseless_delayed(cell: Cell) -> str:
     """Why a cell that makes sense isn't tried where steps overlap; "" where it is."""
     if cell.role == "maker" and cell.phase in ("forward", "backward", "freeze"):
         return "a step is computed, and frozen, before the snapshot of the state that it updates is on order"
+    early = ("calibration", "planned", "forward", "backward", "evaluation")
+    if cell.role == "joiner" and cell.variant == "flight" and cell.phase not in early:
+        return "the last step is dealt before such a late joiner is ready: it sends nothing to peers"
     return ""
 
 
