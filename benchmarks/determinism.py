@@ -6,6 +6,7 @@ With a boundary code the cuts belong to the run: there the reference is cut as t
 
     python -m benchmarks.determinism            # keeps finished parts in benchmarks/out/determinism
     python -m benchmarks.determinism --quick    # fp32 untied, 1 x 1 and 2 x 2 with a kill and a join, 6 steps
+    python -m benchmarks.determinism --update-delay 1    # steps that overlap; parts of their own
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def coded_fleets(steps: int) -> tuple[Fleet, ...]:
     return Fleet("3x1", 3, 3), fleets(steps)[-1]
 
 
-def config_of(precision: str, tied: bool, stages: int, steps: int, data: Path, code: str = "raw") -> RunConfig:
+def config_of(
+    precision: str, tied: bool, stages: int, steps: int, data: Path, code: str = "raw", update_delay: int = 0
+) -> RunConfig:
     model = {
         "model_type": "llama",
         "vocab_size": 512,
@@ -79,7 +82,9 @@ def config_of(precision: str, tied: bool, stages: int, steps: int, data: Path, c
         model=ModelSection(config=model),
         data=DataSection(sources=(str(data),), sequence_length=64),
         schedule=ScheduleSection(warmup_steps=5),
-        pipeline=PipelineSection(stages=stages, microbatches=8, microbatch_rows=2, boundary_code=code),
+        pipeline=PipelineSection(
+            stages=stages, microbatches=8, microbatch_rows=2, boundary_code=code, update_delay=update_delay
+        ),
         precision=PrecisionSection(compute=precision),
         snapshot=SnapshotSection(every_steps=10),
         evaluation=EvaluationSection(rows=4),
@@ -91,31 +96,42 @@ def prepared() -> tuple[PreparedData, Path]:
     return prepare_data([BOOK], directory, vocab_size=512, holdout_fraction=0.05), directory
 
 
-def reference_root(precision: str, tied: bool, steps: int, code: str) -> str:
+def reference_root(precision: str, tied: bool, steps: int, code: str = "raw", update_delay: int = 0) -> str:
     data, directory = prepared()
-    config = config_of(precision, tied, 1 if code == "raw" else 3, steps, directory, code)
+    config = config_of(precision, tied, 1 if code == "raw" else 3, steps, directory, code, update_delay)
+    return trained_root(reference_of(config, data, directory), steps)
+
+
+def reference_of(config: RunConfig, data: PreparedData, directory: Path) -> Reference:
+    """The run in one process, on the prepared data of a directory."""
     files = {blob_hash(path.read_bytes()): path for path in directory.iterdir() if path.is_file()}
     manifest = data.manifest
 
     def read(blob: str) -> bytes:
         return next(path for hash_, path in files.items() if hash_ == blob).read_bytes()
 
-    reference = Reference(
+    return Reference(
         config,
         dict(config.model.config or {}),
         stream_tokens(manifest, manifest.train, read),
         stream_tokens(manifest, manifest.holdout, read),
         cuts=make_plan(config).cuts,
     )
+
+
+def trained_root(reference: Reference, steps: int) -> str:
+    """Its state root after so many steps from the start."""
     reference.calibrate()
     for step in range(steps):
         reference.step(step)
     return reference.state_root()
 
 
-def swarm_root(fleet: Fleet, precision: str, tied: bool, steps: int, code: str) -> dict[str, object]:
+def swarm_root(
+    fleet: Fleet, precision: str, tied: bool, steps: int, code: str = "raw", update_delay: int = 0
+) -> dict[str, object]:
     _, data = prepared()
-    config = config_of(precision, tied, fleet.stages, steps, data, code)
+    config = config_of(precision, tied, fleet.stages, steps, data, code, update_delay)
     result = run_swarm(DIRECTORY / "swarm", config, fleet.miners, faults=fleet.faults)
     status = result.status
     return {
@@ -141,15 +157,21 @@ def part(name: str, make: object, again: bool) -> dict[str, object]:
 
 
 def compare(
-    precision: str, tied: bool, steps: int, chosen: tuple[Fleet, ...], again: bool, code: str = "raw"
+    precision: str,
+    tied: bool,
+    steps: int,
+    chosen: tuple[Fleet, ...],
+    again: bool,
+    code: str = "raw",
+    update_delay: int = 0,
 ) -> dict[str, object]:
     setting = f"{precision}-{'tied' if tied else 'untied'}-{steps}" + ("" if code == "raw" else f"-{code}")
-    expected = part(f"{setting}-reference", lambda: {"root": reference_root(precision, tied, steps, code)}, again)
+    setting += "-delayed" if update_delay else ""
+    run = (precision, tied, steps, code, update_delay)
+    expected = part(f"{setting}-reference", lambda: {"root": reference_root(*run)}, again)
     roots: dict[str, object] = {"reference": expected["root"]}
     for fleet in chosen:
-        found = part(
-            f"{setting}-{fleet.name}", lambda fleet=fleet: swarm_root(fleet, precision, tied, steps, code), again
-        )
+        found = part(f"{setting}-{fleet.name}", lambda fleet=fleet: swarm_root(fleet, *run), again)
         roots[fleet.name] = found["root"]
         if fleet.faults and (len(found["faults"]) != len(fleet.faults) or not found["num_gone"]):  # type: ignore[arg-type]
             roots[fleet.name] = "the faults did not fire"
@@ -160,6 +182,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--again", action="store_true", help="forget finished parts")
+    parser.add_argument("--update-delay", type=int, default=0, choices=[0, 1], help="1: steps overlap")
     options = parser.parse_args(arguments)
     settings = [("fp32", False)] if options.quick else [(p, tied) for p in ("fp32", "bf16") for tied in (False, True)]
     steps = 6 if options.quick else 30
@@ -167,19 +190,26 @@ def main(arguments: list[str]) -> int:
     chosen = quick if options.quick else fleets(steps)
     table = {
         f"{precision} {'tied' if tied else 'untied'}": compare(
-            precision, tied, steps, chosen, options.again or options.quick
+            precision, tied, steps, chosen, options.again or options.quick, update_delay=options.update_delay
         )
         for precision, tied in settings
     }
     for code in () if options.quick else ("int8", "int4"):
-        table[f"fp32 untied {code}"] = compare("fp32", False, steps, coded_fleets(steps), options.again, code)
+        table[f"fp32 untied {code}"] = compare(
+            "fp32", False, steps, coded_fleets(steps), options.again, code, options.update_delay
+        )
     different = {
         f"{setting} {fleet}": root
         for setting, roots in table.items()
         for fleet, root in roots.items()
         if root != roots["reference"]
     }
-    figures = {"steps": steps, "roots": table, "num_runs": sum(len(roots) for roots in table.values())}
+    figures = {
+        "steps": steps,
+        "update_delay": options.update_delay,
+        "roots": table,
+        "num_runs": sum(len(roots) for roots in table.values()),
+    }
     result = {
         "name": "determinism",
         "figures": {**figures, "num_different": len(different), "different": different},

@@ -6,6 +6,7 @@ goes on from its last checkpoint. Ends with one JSON line; exit status 1 when a 
     python -m benchmarks.parity             # all parts that aren't there yet, then the figures
     python -m benchmarks.parity --part m16-fixed-s0
     python -m benchmarks.parity --quick     # tiny, under a minute, limits of its own
+    python -m benchmarks.parity --update-delay 1    # gradients one update old: against plain PyTorch with and without
 """
 
 from __future__ import annotations
@@ -58,14 +59,16 @@ class Setting:
     evaluate_every: int = 25
     measure_every: int = 5
 
-    def config(self, seed: int) -> RunConfig:
+    def config(self, seed: int, update_delay: int = 0) -> RunConfig:
         return RunConfig(
             run=RunSection(name=f"parity-{self.name}", seed=seed, steps=self.steps),
             model=ModelSection(config=self.model),
             data=DataSection(sequence_length=self.sequence_length),
             optimizer=OptimizerSection(learning_rate=self.learning_rate),
             schedule=ScheduleSection(warmup_steps=max(1, self.steps // 8)),
-            pipeline=PipelineSection(microbatches=self.microbatches, microbatch_rows=self.rows),
+            pipeline=PipelineSection(
+                microbatches=self.microbatches, microbatch_rows=self.rows, update_delay=update_delay
+            ),
             evaluation=EvaluationSection(rows=self.evaluation_rows),
         )
 
@@ -98,11 +101,20 @@ FULL = (
 QUICK = (Setting("quick", _llama(512, 48, 2, 4), 8, 2, 32, steps=40, seeds=(0, 1), evaluation_rows=64),)
 
 
+DELAYED = "-delayed"
+VARIANTS = {0: ("plain", "fixed"), 1: ("plain", f"plain{DELAYED}", f"fixed{DELAYED}")}
+"""By ``update_delay``: what is run and compared."""
+
+
 @dataclass(frozen=True)
 class Part:
     setting: Setting
     variant: str
     seed: int
+
+    @property
+    def config(self) -> RunConfig:
+        return self.setting.config(self.seed, int(self.variant.endswith(DELAYED)))
 
     @property
     def name(self) -> str:
@@ -123,10 +135,10 @@ class Progress(msgspec.Struct):
     """State root after the last step; plain PyTorch has none."""
 
 
-def parts_of(settings: tuple[Setting, ...]) -> Iterator[Part]:
+def parts_of(settings: tuple[Setting, ...], update_delay: int = 0) -> Iterator[Part]:
     for setting in settings:
         for seed in setting.seeds:
-            for variant in ("plain", "fixed"):
+            for variant in VARIANTS[update_delay]:
                 yield Part(setting, variant, seed)
 
 
@@ -166,12 +178,12 @@ def _resume(run: Reference | Plain, state: Path, progress: Progress) -> None:
 
 def run_part(part: Part, text: Corpus, out: Path) -> Progress:
     """Runs a part to its end, unless its result is there already."""
-    setting, config = part.setting, part.setting.config(part.seed)
+    setting, config = part.setting, part.config
     result, state = out / f"{part.name}.json", out / f"{part.name}.state"
     progress = _load(result, _identity(config, text))
     if progress.done:
         return progress
-    kind = Reference if part.variant == "fixed" else Plain
+    kind = Reference if part.variant.startswith("fixed") else Plain
     run = kind(config, setting.model, text.training, text.holdout)
     _resume(run, state, progress)
     began, saved_at = time.process_time(), time.monotonic()
@@ -254,6 +266,22 @@ def figures_of(setting: Setting, results: dict[str, Progress], out: Path) -> dic
     return figures
 
 
+def figures_of_delay(setting: Setting, results: dict[str, Progress]) -> dict[str, float]:
+    """What the fixed point does to a delayed run, and what the delay does to a run."""
+    means = {
+        variant: fmean(last_mean(results[Part(setting, variant, seed).name], setting) for seed in setting.seeds)
+        for variant in VARIANTS[1]
+    }
+    fixed, plain = means[f"fixed{DELAYED}"], means[f"plain{DELAYED}"]
+    return {
+        f"{setting.name}_delayed_fixed_loss": fixed,
+        f"{setting.name}_delayed_plain_loss": plain,
+        f"{setting.name}_plain_loss": means["plain"],
+        f"{setting.name}_delayed_difference": abs(fixed / plain - 1),
+        f"{setting.name}_cost_of_delay": fixed / means["plain"] - 1,
+    }
+
+
 def _swarm_figure(path: Path, results: dict[str, Progress]) -> float:
     """A swarm's run against the plain run of its seed: the file holds ``seed`` and ``holdout`` as [step, loss]."""
     found = json.loads(path.read_text())
@@ -267,8 +295,15 @@ LIMITS = {
     "m16_difference": 0.005,
     "m512_difference": 0.005,
     "swarm_difference": 0.005,
+    "m16_delayed_difference": 0.005,
+    "m512_delayed_difference": 0.005,
 }
-QUICK_LIMITS = {"quick_difference": 0.02, "quick_mean_lost_energy": 0.1, "quick_mean_error_energy": 0.1}
+QUICK_LIMITS = {
+    "quick_difference": 0.02,
+    "quick_mean_lost_energy": 0.1,
+    "quick_mean_error_energy": 0.1,
+    "quick_delayed_difference": 0.02,
+}
 
 
 def _texts(quick: bool) -> Corpus:
@@ -285,21 +320,27 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="a tiny model, under a minute")
     parser.add_argument("--part", help="run only this part, print no figures")
     parser.add_argument("--setting", help="only this setting (m16, m512)")
+    parser.add_argument("--update-delay", type=int, default=0, choices=[0, 1], help="1: compare delayed runs")
     parser.add_argument("--swarm-result", type=Path, help="JSON with the hold-out losses of a swarm's run")
     options = parser.parse_args(arguments)
     settings = QUICK if options.quick else FULL
     if options.setting:
         settings = tuple(setting for setting in settings if setting.name == options.setting)
-    parts = [part for part in parts_of(settings) if options.part in (None, part.name)]
+    every = list(parts_of(settings, options.update_delay))
+    parts = [part for part in every if options.part in (None, part.name)]
     if not parts:
-        raise InputError(f"no part is named {options.part!r}: {', '.join(p.name for p in parts_of(settings))}")
+        raise InputError(f"no part is named {options.part!r}: {', '.join(part.name for part in every)}")
     out = OUT / "parity"
     out.mkdir(parents=True, exist_ok=True)
     text = _texts(options.quick)
     results = {part.name: run_part(part, text, out) for part in parts}
     if options.part:
         return 0
-    figures = {name: value for setting in settings for name, value in figures_of(setting, results, out).items()}
+    compared = (
+        figures_of_delay(setting, results) if options.update_delay else figures_of(setting, results, out)
+        for setting in settings
+    )
+    figures = {name: value for found in compared for name, value in found.items()}
     if options.swarm_result:
         figures["swarm_difference"] = _swarm_figure(options.swarm_result, results)
     limits = {name: limit for name, limit in (QUICK_LIMITS if options.quick else LIMITS).items() if name in figures}

@@ -1,6 +1,7 @@
 """The baseline of the parity benchmark: plain PyTorch on the same data, from the same initial weights.
 
-``torch.optim.AdamW``, gradients summed in fp32 by autograd over the microbatches, ``clip_grad_norm_``.
+``torch.optim.AdamW``, gradients summed in fp32 by autograd over the microbatches, ``clip_grad_norm_``. With
+``update_delay`` 1 each step's gradients are taken at the weights before the last update.
 """
 
 from __future__ import annotations
@@ -51,7 +52,13 @@ class Plain:
             betas=settings.betas,
             eps=settings.epsilon,
         )
+        self.before = [p.detach().clone() for p in self.parameters.values()] if config.pipeline.update_delay else []
         self.updates = 0
+
+    def _exchange(self) -> None:
+        """The weights before the last update take the place of the newest, or give it back."""
+        for at, parameter in enumerate(self.parameters.values() if self.before else ()):
+            self.before[at], parameter.data = parameter.data, self.before[at]
 
     def _loss(self, rows: NDArray[np.int64]) -> Tensor:
         tokens = torch.from_numpy(rows)
@@ -66,10 +73,14 @@ class Plain:
             group["lr"] = learning_rate(self.config, t)
         self.optimizer.zero_grad(set_to_none=True)
         total = 0.0
+        self._exchange()
         for m in range(microbatches):
             loss = self._loss(training_rows(self.config, self.tokens, t, m))
             (loss / microbatches).backward()
             total += loss.item()
+        self._exchange()
+        for before, parameter in zip(self.before, self.parameters.values(), strict=False):
+            before.copy_(parameter.data)
         if self.config.optimizer.clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip_norm)
         self.optimizer.step()
@@ -84,7 +95,12 @@ class Plain:
 
     def save(self, path: Path) -> None:
         partial = path.with_suffix(".partial.pt")
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "updates": self.updates}
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "updates": self.updates,
+            "before": self.before,
+        }
         torch.save(state, partial)
         partial.replace(path)
 
@@ -92,4 +108,6 @@ class Plain:
         state = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for before, stored in zip(self.before, state["before"], strict=True):
+            before.copy_(stored)
         self.updates = int(state["updates"])

@@ -55,6 +55,9 @@ class Entry:
     v: Tensor
     decayed: Floats = field(default_factory=lambda: np.zeros(0, F32))
     limit: Floats = field(default_factory=lambda: np.zeros(0, F32))
+    limit_used: Floats = field(default_factory=lambda: np.zeros(0, F32))
+    weight_used: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Of the state that the next gradients are of: ``limit`` and ``weight``, or with a delay those before them (§12)."""
 
     def views(self, tensor: Tensor) -> Iterator[tuple[Tensor, slice]]:
         """Views (row, block, element) of ``tensor``, each with the block columns that it covers."""
@@ -75,17 +78,25 @@ class Entry:
 
     def exponents(self) -> NDArray[np.int64]:
         """The smallest k of each block with limit <= qmax · 2^k."""
-        mantissa, exponent = np.frexp(self.limit)
+        mantissa, exponent = np.frexp(self.limit_used)
         mantissa_q, exponent_q = math.frexp(self.qmax)
         return exponent.astype(np.int64) - exponent_q + (mantissa.astype(np.float64) > mantissa_q)
 
     def calibrate(self, maxima: Floats) -> None:
         self.decayed = maxima.copy()
-        self.limit = self._target()
+        self.limit = self.limit_used = self._target()
+
+    def keep_before(self) -> None:
+        """An update is about to change the state: the next gradients are of what it is now."""
+        self.weight_used.copy_(self.weight)
+        self.limit_used = self.limit.copy()
 
     def rescale(self, maxima: Floats) -> None:
+        delayed = self.limit_used is not self.limit
         self.decayed = np.maximum(self.decayed * F32(0.9), maxima)
         self.limit = np.minimum(np.maximum(self._target(), self.limit * F32(0.5)), self.limit * F32(8))
+        if not delayed:
+            self.limit_used = self.limit
 
     def _target(self) -> Floats:
         over = np.maximum(self.decayed, self.decayed.max() * F32(0.25)) * F32(2)
@@ -142,6 +153,7 @@ class Reference:
         torch.use_deterministic_algorithms(True)
         self.config = config
         self.tokens, self.tokens_holdout = tokens, tokens_holdout
+        self.delayed = bool(config.pipeline.update_delay)
         self.tied = bool(model_config.get("tie_word_embeddings", False))
         self.deviation = float(model_config.get("initializer_range", 0.02))
         self.model = build_model(config, model_config, tied=False)
@@ -170,9 +182,16 @@ class Reference:
             entry.m, entry.v = torch.zeros(entry.shape), torch.zeros(entry.shape)
             blocks = entry.rows * -(-entry.length // BLOCK)
             entry.decayed, entry.limit = np.zeros(blocks, F32), np.zeros(blocks, F32)
-            for leaf in entry.leaves:
-                self.parameters[leaf].data = entry.weight
+            entry.limit_used = np.zeros(blocks, F32) if self.delayed else entry.limit
+            entry.weight_used = entry.weight.clone() if self.delayed else entry.weight
+        self._compute_with_newest(newest=True)
         self.updates = 0
+
+    def _compute_with_newest(self, *, newest: bool) -> None:
+        """With the newest weights, or those that a step's gradients are of."""
+        for entry in self.entries:
+            for leaf in entry.leaves:
+                self.parameters[leaf].data = entry.weight if newest else entry.weight_used
 
     # §4
 
@@ -260,7 +279,9 @@ class Reference:
             raise InputError(f"step {t} asked for after {self.updates} updates")
         sums = {entry.name: torch.zeros(entry.shape, dtype=torch.int64) for entry in self.entries}
         measurement = Measurement() if measure else None
+        self._compute_with_newest(newest=False)
         gathered = self._gather(t, sums, measurement)
+        self._compute_with_newest(newest=True)
         up = {e.name: e.block_table(np.ldexp(F32(1), e.exponents())) for e in self.entries}
         count = len(gathered.losses)
         norm = math.sqrt(float(self._square_sum(sums))) / count
@@ -273,6 +294,8 @@ class Reference:
                 view.mul_(up[entry.name][:, columns])
             if measurement is not None:
                 measured[entry.name] = measurement.result(entry.name, gradient)
+            if self.delayed:
+                entry.keep_before()
             self._adamw(entry, gradient.mul_(_scalar(coefficient)), t)
             entry.rescale(gathered.maxima[entry.name])
         self.updates = t + 1
@@ -308,7 +331,8 @@ class Reference:
     def _leaf(self, entry: Entry) -> bytes:
         digest = blake3(b"iota/leaf/1\0" + entry.name.encode() + b"\0")
         digest.update(struct.pack(f"<{1 + len(entry.shape)}Q", len(entry.shape), *entry.shape))
-        for values in self._arrays_of(entry).values():
+        arrays = {kind: values for kind, values in self._arrays_of(entry).items() if kind != "weight_used"}
+        for values in arrays.values():
             data = np.ascontiguousarray(values, "<f4").tobytes()
             digest.update(struct.pack("<Q", len(data)))
             digest.update(data)
@@ -332,10 +356,10 @@ class Reference:
 
     # state in and out
 
-    @staticmethod
-    def _arrays_of(entry: Entry) -> dict[str, Floats]:
+    def _arrays_of(self, entry: Entry) -> dict[str, Floats]:
         moments = {"weight": entry.weight.numpy(), "m": entry.m.numpy(), "v": entry.v.numpy()}
-        return {**moments, "decayed": entry.decayed, "limit": entry.limit}
+        used = {"limit_used": entry.limit_used, "weight_used": entry.weight_used.numpy()} if self.delayed else {}
+        return {**moments, "decayed": entry.decayed, "limit": entry.limit, **used}
 
     def arrays(self) -> dict[str, Floats]:
         """The state as ``"<tensor>/<weight, m, v, decayed or limit>"`` to array (shared, not copied)."""

@@ -4,7 +4,7 @@ The 29.5M-parameter model, 16 microbatches of 4 x 256, whole optimizer steps wit
 snapshots on. 2 stages x 1 miner (1 thread each) against pipelining with 2 processes; 2 stages x 2 replicas against
 pipelining with gloo data parallelism, 4 processes on the same cores. Prints where the time goes and the MFU.
 
-    python -m benchmarks.throughput [--quick] [--precision fp32 bf16] [--rounds N] [--steps N]
+    python -m benchmarks.throughput [--quick] [--precision fp32 bf16] [--rounds N] [--steps N] [--update-delay 1]
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LIMITS = {"two_miners_vs_pipelining": 0.80, "four_miners_vs_pipelining": 0.70}
 QUICK_LIMITS = {"two_miners_vs_pipelining": 0.05, "four_miners_vs_pipelining": 0.05}
 
 
-def config_of(shape: Shape, precision: str, steps: int, name: str) -> RunConfig:
+def config_of(shape: Shape, precision: str, steps: int, name: str, update_delay: int = 0) -> RunConfig:
     vocab = shape.vocab_size
     prepare_data([BOOK], DIRECTORY / f"data-{vocab}", vocab_size=vocab, holdout_fraction=0.05)
     model: dict[str, Any] = {
@@ -62,23 +62,27 @@ def config_of(shape: Shape, precision: str, steps: int, name: str) -> RunConfig:
         run=RunSection(name=name, seed=1, steps=steps),
         model=ModelSection(config=model),
         data=DataSection(sources=(str(DIRECTORY / f"data-{vocab}"),), sequence_length=shape.sequence_length),
-        pipeline=PipelineSection(stages=2, microbatches=shape.microbatches, microbatch_rows=shape.rows),
+        pipeline=PipelineSection(
+            stages=2, microbatches=shape.microbatches, microbatch_rows=shape.rows, update_delay=update_delay
+        ),
         precision=PrecisionSection(compute=precision),
         snapshot=SnapshotSection(every_steps=max(2, steps // 2)),
         evaluation=EvaluationSection(rows=0),
     )
 
 
-def swarm_steps(shape: Shape, precision: str, miners: int, steps: int, warmup: int) -> tuple[list[float], RunStatus]:
-    """Seconds of each step after ``warmup``, from planned to planned (merge, seal and update included)."""
-    config = config_of(shape, precision, warmup + steps, f"throughput-{precision}-{miners}")
+def swarm_steps(
+    shape: Shape, precision: str, miners: int, steps: int, warmup: int, update_delay: int = 0
+) -> tuple[list[float], RunStatus]:
+    """Seconds of each step after ``warmup``, from seal to seal (merge and update included)."""
+    config = config_of(shape, precision, warmup + steps, f"throughput-{precision}-{miners}", update_delay)
     options = SwarmOptions(measure_costs=True, spare_miners=0)
     result = run_swarm(DIRECTORY / "swarm", config, miners, options=options, limit_s=3600.0)
     views = [step for step in result.status.steps if step.step >= warmup]
     return [step.seconds for step in views], result.status
 
 
-def measure_round(shape: Shape, precision: str, steps: int) -> dict[str, float]:
+def measure_round(shape: Shape, precision: str, steps: int, update_delay: int = 0) -> dict[str, float]:
     """Each swarm right after what it is compared with; the two-thread baseline last."""
     figures: dict[str, float] = {}
 
@@ -88,7 +92,8 @@ def measure_round(shape: Shape, precision: str, steps: int) -> dict[str, float]:
 
     for baseline, miners in (("pipeline", 2), ("pipeline_dp", 4)):
         note(baseline, baselines.measure(baseline, precision, steps, shape=shape, deadline_s=3000.0))
-        note(f"{'two' if miners == 2 else 'four'}_miners", swarm_steps(shape, precision, miners, steps, 2)[0])
+        seconds = swarm_steps(shape, precision, miners, steps, 2, update_delay)[0]
+        note(f"{'two' if miners == 2 else 'four'}_miners", seconds)
     note("plain", baselines.measure("plain", precision, steps, shape=shape, deadline_s=3000.0))
     return figures
 
@@ -103,11 +108,11 @@ def breakdown(directory: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def compare(shape: Shape, precision: str, rounds: int, steps: int) -> dict[str, Any]:
+def compare(shape: Shape, precision: str, rounds: int, steps: int, update_delay: int = 0) -> dict[str, Any]:
     measured: list[dict[str, float]] = []
     for number in range(rounds):
         print(f"{precision}, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-        measured.append(measure_round(shape, precision, steps))
+        measured.append(measure_round(shape, precision, steps, update_delay))
     seconds = {kind: median(one[kind] for one in measured) for kind in measured[0]}
     peak = baselines.matmul_peak(precision, 2)
     return {
@@ -128,16 +133,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--precision", nargs="+", default=["fp32"], choices=["fp32", "bf16"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--update-delay", type=int, default=0, choices=[0, 1], help="1: the swarms' merges overlap")
     parser.add_argument("--microbatches", type=int, help="fewer than 16, for machines without fast bf16")
     options = parser.parse_args(arguments)
     shape, rounds, steps = (baselines.QUICK, 1, 3) if options.quick else (baselines.FULL, options.rounds, options.steps)
     if options.microbatches:
         shape = msgspec.structs.replace(shape, microbatches=options.microbatches)
     limits = QUICK_LIMITS if options.quick else LIMITS
-    figures: dict[str, Any] = {"parameters": shape.parameters, "tokens_per_step": shape.tokens_per_step}
+    figures: dict[str, Any] = {
+        "parameters": shape.parameters,
+        "tokens_per_step": shape.tokens_per_step,
+        "update_delay": options.update_delay,
+    }
     misses: Counter[str] = Counter()
     for precision in options.precision:
-        figures[precision] = compare(shape, precision, rounds, steps)
+        figures[precision] = compare(shape, precision, rounds, steps, options.update_delay)
         for name, limit in limits.items():
             misses[f"{precision} {name}"] += figures[precision][name] < limit
     ok = not any(misses.values())

@@ -17,13 +17,13 @@ from subnet.model.checkpoints import write_pretrained
 from subnet.model.plan import ModelUnits
 from subnet.model.registry import load_architecture
 from subnet.model.snapshots import (
-    KINDS,
     ChunkRef,
     SnapshotManifest,
     TensorEntry,
     array_bytes,
     decode_manifest,
     fill_array,
+    kinds_of,
 )
 from subnet.numerics.layout import TensorSpec
 from subnet.numerics.roots import leaf_hash, run_root, stage_root
@@ -70,7 +70,7 @@ def export_run(
         missing = [spec.name for spec in specs if spec.name not in entries]
         if missing:
             raise NotFound(f"the snapshots of step {info.step} lack {missing[0]}", hint="export another step")
-        chunks = [ref for spec in specs for kind in KINDS for ref in entries[spec.name].arrays[kind]]
+        chunks = [ref for spec in specs for ref in _refs(entries[spec.name])]
         say(f"{len(chunks)} chunks, {sum(ref.size_bytes for ref in chunks) / 1e6:.1f} MB")
         fetch.all(chunks)
         for spec in specs:
@@ -115,6 +115,10 @@ def _checked_entries(fetch: _Fetcher, info: ExportInfo) -> dict[str, TensorEntry
     return found
 
 
+def _refs(entry: TensorEntry) -> list[ChunkRef]:
+    return [ref for kind in kinds_of(entry) for ref in entry.arrays[kind]]
+
+
 def _array(spec: TensorSpec, kind: str, entry: TensorEntry, fetch: _Fetcher) -> bytearray:
     data = bytearray(array_bytes(spec, kind))
     fill_array(entry.arrays[kind], memoryview(data), fetch.chunk, what=f"{spec.name}.{kind}")
@@ -124,7 +128,7 @@ def _array(spec: TensorSpec, kind: str, entry: TensorEntry, fetch: _Fetcher) -> 
 def _check_leaf(spec: TensorSpec, entry: TensorEntry, fetch: _Fetcher) -> None:
     if entry.shape != spec.shape:
         raise InputError(f"{spec.name} is {entry.shape} in the snapshot, not {spec.shape}")
-    arrays = [_array(spec, kind, entry, fetch) for kind in KINDS]
+    arrays = [_array(spec, kind, entry, fetch) for kind in kinds_of(entry)]
     if leaf_hash(spec.name, spec.shape, *arrays) != entry.leaf:
         raise HashMismatch(f"{spec.name} fails its leaf hash", hint="export another step")
 

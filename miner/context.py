@@ -39,14 +39,16 @@ class StageWork:
         self._merge: StageMerge | None = None
 
     def merge(self) -> StageMerge:
-        """The merge work with the scales in force now."""
+        """The merge work of the step that this state is to be updated by, with the scales that its sums are in."""
         if self._merge is None or self._merge.step != self.state.next_step:
             self._merge = StageMerge(self.plan, self.stage, self.state)
         return self._merge
 
-    def drop_partials(self) -> None:
+    def drop_partials(self, up_to: int | None = None) -> None:
+        """All of them, or those of steps up to this one."""
         for key in list(self.executor.partials):
-            self.executor.drop_partial(key)
+            if up_to is None or key.step <= up_to:
+                self.executor.drop_partial(key)
 
 
 @dataclass

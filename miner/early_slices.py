@@ -76,7 +76,11 @@ class EarlySlices:
             return {}
         for place, held in list(self._held.items()):
             sender = place[0]
-            if held.step != work.step or sender not in state.members or held.epoch != st.epoch(state, sender):
+            if (
+                held.step != work.step
+                or sender not in state.members
+                or held.epoch != st.epoch(state, sender, held.step)
+            ):
                 self._drop(place)
         merge = work.merges[group]
         if merge.phase not in (st.REDUCING, st.REVEALED):
@@ -96,8 +100,10 @@ class EarlySlices:
         self._held.clear()
         self.size_bytes = 0
 
-    def end_step(self) -> None:
-        self.clear()
+    def end_step(self, step: int) -> None:
+        """Nothing of ``step`` is wanted any more; of the next one something may be here."""
+        for place in [place for place, held in self._held.items() if held.step <= step]:
+            self._drop(place)
         self._refused.clear()
 
     def _drop(self, place: Place) -> None:

@@ -57,6 +57,8 @@ class LocalView:
     """One process's own data, by key. ``version`` is the step its state is ready for, None before it has one."""
 
     version: int | None = None
+    version_before: int | None = None
+    """The state before it, if its weights are still there: with ``update_delay`` 1 the older open step is of them."""
     root: str = ""
     restored_stage: int | None = None
     """The stage whose state it holds."""
@@ -106,6 +108,10 @@ class LocalView:
     """By version and seed."""
     checks: dict[VersionKey, bool] = field(default_factory=dict[VersionKey, bool])
     snapshots: dict[int, StoredLocally] = field(default_factory=dict[int, StoredLocally])
+
+    def computes(self, version: int) -> bool:
+        """Whether the weights after so many updates are there to compute with."""
+        return self.version is not None and version in (self.version, self.version_before)
 
     def new_incarnation(self) -> None:
         """Drops sums and all that says something of them; the state and boundaries are nobody's in particular."""

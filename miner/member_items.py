@@ -80,13 +80,13 @@ class ItemWork:
         """Whether a forward waits until an earlier one has its backward (one forward, one backward)."""
         if owe.backward or owe.evaluation or owe.generation is None:
             return False
-        retained = {item.microbatch for item in self._context.held_stage().executor.retained}
+        retained = {(item.step, item.microbatch) for item in self._context.held_stage().executor.retained}
         queued = {
-            job.microbatch
+            (job.step, job.microbatch)
             for job in self._context.local.jobs
             if isinstance(job, Compute) and not job.backward and not job.evaluation and job.generation is not None
         }
-        return owe.microbatch not in retained and len(retained | queued) >= self.flight.limit
+        return (owe.step, owe.microbatch) not in retained and len(retained | queued) >= self.flight.limit
 
     async def run(self, owe: Compute) -> None:
         """Compute the item and note what came of it; raises only what a later try may cure."""
@@ -166,10 +166,10 @@ def _hash(data: memoryview | None) -> str:
 
 def _priority(owe: Compute) -> Priority:
     if owe.generation is None:
-        return (REPLAY, owe.microbatch)
+        return (REPLAY, owe.step, owe.microbatch)
     if owe.evaluation:
-        return (FORWARD, 1 << 30, owe.microbatch)
-    return (BACKWARD if owe.backward else FORWARD, owe.microbatch)
+        return (FORWARD, 1 << 62, owe.microbatch)
+    return (BACKWARD if owe.backward else FORWARD, owe.step, owe.microbatch)
 
 
 def kind_of(key: object) -> str:

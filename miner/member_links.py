@@ -34,7 +34,7 @@ from subnet.protocol.messages import (
     SliceFrame,
     WantBlobFrame,
 )
-from subnet.run.state import members_of
+from subnet.run.state import item, members_of
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS
 
 MAX_EARLY = 256
@@ -170,7 +170,7 @@ class Links:
         hash_ = context.cache.hash_of(key)
         if context.member is None or hash_ is None or self._transport is None:
             return
-        found = context.run_state.work.items[key.stage].get(key.microbatch) if context.run_state.work else None
+        found = item(context.run_state, key.step, key.microbatch, key.stage)
         generation, member = found.generation if found else 0, context.member
         body, packing = await self._packed(address.hotkey, data)
         frame = BoundaryFrame(
@@ -229,10 +229,12 @@ class Links:
         if self._asked[key] >= self._asks:
             context.local.unavailable.add(key)
 
-    def end_step(self) -> None:
-        self._asked.clear()
-        self._arrived.clear()
-        self.slices.end_step()
+    def end_step(self, step: int) -> None:
+        """Nothing of ``step``, nor of steps before, is waited for any more."""
+        for waited in (self._asked, self._arrived):
+            for key in [key for key in waited if key.step <= step]:
+                del waited[key]
+        self.slices.end_step(step)
 
     def is_known(self, hotkey: str) -> bool:
         """Whether a hotkey may connect: it is a member, as far as we have folded."""

@@ -193,8 +193,8 @@ class Slices:
         if self.early.was_refused(owe.hash):
             await asyncio.sleep(TIMEOUTS.peer_need_retry_s)
 
-    def end_step(self) -> None:
-        self.early.end_step()
+    def end_step(self, step: int) -> None:
+        self.early.end_step(step)
         self._lanes.clear()
 
     async def _beside(self, work: Callable[[], T]) -> T:

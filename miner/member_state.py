@@ -25,8 +25,8 @@ from miner.owes import ApplySeal, MakeSnapshot, Restore
 from miner.saved_state import Saved, SavedState
 from subnet.errors import InputError, IotaError, NotFound
 from subnet.logs import ReasonLog
-from subnet.model.snapshots import KINDS, array_bytes, decode_manifest, select_entries
-from subnet.run.state import agreed_root, group_of, partitions_of
+from subnet.model.snapshots import array_bytes, decode_manifest, select_entries
+from subnet.run.state import agreed_root, group_of, oldest_needed, partitions_of
 from subnet.timing import Deadline
 from subnet.words import CALIBRATION_STEP, BlobHash
 
@@ -75,7 +75,7 @@ class StateWork:
             context.stage = stage
         root = await self._from_disk(owe, stage) or await self._from_snapshot(owe, stage)
         context.local.restored_stage, context.local.root = owe.stage, root
-        context.local.version = stage.state.next_step
+        context.local.version, context.local.version_before = stage.state.next_step, None
 
     async def _from_disk(self, owe: Restore, stage: StageWork) -> str | None:
         """The root of this machine's own last state, now loaded; None where it is no use."""
@@ -84,7 +84,7 @@ class StateWork:
             return None
 
         def load() -> str:
-            _drop_sums(stage)
+            _drop_sums(stage, None)
             stage.state.load(saved.manifest, saved.chunk)
             root = stage.state.stage_root()
             if root != saved.root:
@@ -106,6 +106,8 @@ class StateWork:
         state = self._context.run_state
         if saved.step <= max(owe.version, CALIBRATION_STEP + 1):
             return False
+        if saved.step > oldest_needed(state):
+            return False
         if saved.step == state.next_step:
             return agreed_root(state, owe.stage) in (None, saved.root)
         return saved.step in state.sealed
@@ -121,7 +123,7 @@ class StateWork:
         chunks: dict[BlobHash, Buffer] = {ref.hash: data for ref, data in zip(part.chunks, found, strict=True)}
 
         def load() -> str:
-            _drop_sums(stage)
+            _drop_sums(stage, None)
             stage.state.load(part, lambda ref: chunks[ref.hash])
             return stage.state.stage_root()
 
@@ -162,7 +164,7 @@ class StateWork:
             if stage.state.intact and stage.state.next_step == step + 1:
                 return stage.state.stage_root()  # an attempt that was cancelled has come to its end meanwhile
             sections = merge.merged_sections(merged, total_items=log.num_counted, hashes=hashes)
-            _drop_sums(stage)
+            _drop_sums(stage, step)
             stage.state.apply_step(step, sections, coefficient_bits=log.coefficient_bits, scalars=log.scalars)
             del sections
             give_back()
@@ -173,8 +175,11 @@ class StateWork:
         except Exception:
             if not stage.state.intact:
                 context.local.version = None  # it failed half-way: restore
+                if stage.executor.partials:
+                    context.new_incarnation()  # the sums of the step ahead can't be kept over that
             raise
         context.local.root, context.local.version = root, stage.state.next_step
+        context.local.version_before = stage.state.version_before
         if step == CALIBRATION_STEP:
             context.compute.restart_clock()
         self.end_step(step)
@@ -231,7 +236,7 @@ class StateWork:
         self._save_task.add_done_callback(lambda _: self._save_ended(saving))
 
     async def _save(self, stage: StageWork, root: str, saving: _Saving) -> None:
-        size_bytes = sum(array_bytes(spec, kind) for spec in stage.state.specs for kind in KINDS)
+        size_bytes = sum(array_bytes(spec, kind) for spec in stage.state.specs for kind in stage.state.kinds)
         write = partial(self._saved.write, stage.stage, root, size_bytes, stage.state.snapshot, saving.stop.is_set)
         try:
             written = await _finish_in_thread(write, saving.stop)
@@ -272,6 +277,7 @@ async def _finish_in_thread(write: Callable[[], bool], stop: threading.Event) ->
         raise
 
 
-def _drop_sums(stage: StageWork) -> None:
-    stage.drop_partials()
-    stage.executor.drop_graphs()
+def _drop_sums(stage: StageWork, step: int | None) -> None:
+    """Sums and graphs up to this step; all of them where the state is loaded anew."""
+    stage.drop_partials(step)
+    stage.executor.drop_graphs(step)

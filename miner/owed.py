@@ -27,12 +27,15 @@ def owed(state: RunState, me: Member | None, local: LocalView) -> list[Owe]:
         return []
     owes: list[Owe] = []
     owed_state(state, me, local, owes)
-    if local.version == state.next_step and local.restored_stage == info.stage:
-        work = state.work
-        if work is not None:
-            owed_work(state, work, me, info.stage, local, owes)
-            owed_merges(state, work, me, info.stage, local, owes)
-        owed_snapshot(state, me, info.stage, local, owes)
+    if local.restored_stage == info.stage:
+        version_of = st.config(state).version_of
+        for work in st.works(state):
+            if local.computes(version_of(work.step) if work.num_training else work.step):
+                owed_work(state, work, me, info.stage, local, owes)
+        if local.version == state.next_step:
+            if state.work is not None:
+                owed_merges(state, state.work, me, info.stage, local, owes)
+            owed_snapshot(state, me, info.stage, local, owes)
     fresh = [owe for owe in owes if owe not in local.jobs]
     return sorted(fresh, key=urgency)
 
@@ -68,15 +71,17 @@ def owed_snapshot(state: RunState, me: Member, stage: int, local: LocalView, owe
 
 
 def owed_work(state: RunState, work: StepWork, me: Member, stage: int, local: LocalView, owes: list[Owe]) -> None:
+    """Of one open step, the state that it is computed from being there; hold-out items are of the state it updates."""
     items = work.items[stage]
     for m in sorted(work.held.get(me, ())):
         found = items[m]
         if m >= work.num_training:
-            _owed_evaluation(state, work, me, stage, m, found, local, owes)
-        elif not st.is_sealed(state, stage):
+            if local.computes(work.step):
+                _owed_evaluation(state, work, me, stage, m, found, local, owes)
+        elif not st.is_sealed(state, stage, work):
             _owed_lease(state, work, me, stage, m, found, local, owes)
     for (at, m, backward), replay in sorted(work.replays.items()):
-        if at == stage and replay.member == me:
+        if at == stage and replay.member == me and (m < work.num_training or local.computes(work.step)):
             _owed_replay(state, work, me, stage, m, backward, local, owes)
     owed_given(state, work, me, stage, local, owes)
 
@@ -88,7 +93,7 @@ def _owed_lease(
     step, generation = work.step, found.generation
     if found.status == st.DONE:
         return
-    if local.added.get((step, m, st.epoch(state, me))) == generation:
+    if local.added.get((step, m, st.epoch(state, me, step))) == generation:
         outputs = [BoundaryKey(step, m, stage, backward) for backward in (False, True)]
         if all(may_receipt(state, work, me, output, local) for output in outputs):
             owes.append(Report(_backward_receipt(work, stage, m, found, local)))
@@ -146,7 +151,7 @@ def _owed_passes(
         if gradient not in local.boundaries:
             owed_wanted(state, work, me, gradient, local, owes)
             return
-    epoch = st.epoch(state, me)
+    epoch = st.epoch(state, me, step)
     owes.append(Compute(step, m, stage, backward=True, generation=found.generation, epoch=epoch))
 
 
@@ -221,15 +226,15 @@ def may_add(state: RunState, me: Member, local: LocalView, owe: Compute) -> bool
     found = st.item(state, owe.step, owe.microbatch, owe.stage)
     if found is None or found.member != me or found.generation != owe.generation or found.status == st.OPEN:
         return False
-    if owe.epoch != st.epoch(state, me) or stays_refused(local, owe.step, owe.microbatch, owe.generation):
+    if owe.epoch != st.epoch(state, me, owe.step) or stays_refused(local, owe.step, owe.microbatch, owe.generation):
         return False
     return (owe.step, owe.microbatch, owe.epoch) not in local.added
 
 
 def accepts_boundary(state: RunState, me: Member, frame: msg.BoundaryFrame) -> bool:
-    """A boundary is taken of the open step, for my stage, from who makes it, and with its receipted hash."""
-    work, info = state.work, state.members.get(me)
-    if work is None or info is None or work.step != frame.step:
+    """A boundary is taken of an open step, for my stage, from who makes it, and with its receipted hash."""
+    work, info = st.work_at(state, frame.step), state.members.get(me)
+    if work is None or info is None:
         return False
     wanted = info.stage + 1 if frame.backward else info.stage - 1
     found = work.items[info.stage].get(frame.microbatch)

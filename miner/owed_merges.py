@@ -38,7 +38,7 @@ def _owed_commitment(
     Maxima have no linear fingerprint: at calibration everybody checks by merging the slices again, so they are stored.
     So are slices that nobody can have straight.
     """
-    done, epoch = st.done_set(state, me), st.epoch(state, me)
+    done, epoch = st.done_set(state, me), st.epoch(state, me, work.step)
     if not done or not sum_is(done, work, local, epoch):
         return
     commitment = local.commitments.get((work.step, epoch, done))

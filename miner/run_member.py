@@ -288,7 +288,7 @@ class RunMember:
             case Check():
                 return self._merges.check(owe)
             case ApplySeal():
-                self.links.end_step()
+                self.links.end_step(owe.step)
                 self._store_links.end_step()
                 return self._states.apply_seal(owe)
             case Restore():

@@ -18,7 +18,7 @@ from blake3 import blake3
 from loguru import logger
 
 from subnet.errors import InputError, IotaError, OutOfSpace
-from subnet.model.snapshots import KINDS, BlobSink, ChunkRef, SnapshotManifest, decode_manifest
+from subnet.model.snapshots import BlobSink, ChunkRef, SnapshotManifest, decode_manifest, kinds_of
 from subnet.store.disk import free_bytes, full_disk_is_ours, sync_directory, write_all
 from subnet.words import BlobHash
 
@@ -181,7 +181,7 @@ def _read(path: Path) -> Saved:
     offsets: dict[BlobHash, int] = {}
     at = 0
     for entry in manifest.entries:
-        for kind in KINDS:
+        for kind in kinds_of(entry):
             for ref in entry.arrays[kind]:
                 offsets.setdefault(ref.hash, at)
                 at += ref.size_bytes

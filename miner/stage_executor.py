@@ -31,6 +31,7 @@ from subnet.model.items import (
     sum_bits,
 )
 from subnet.model.plan import ModelPlan
+from subnet.model.stage import StageModule
 from subnet.numerics.fixed_point import ItemStats, NonFiniteGradient, PartialSum, add_item_to_sections
 from subnet.timing import SYSTEM_CLOCK, Clock
 from subnet.words import CALIBRATION_STEP, ItemKey
@@ -141,8 +142,10 @@ class StageExecutor:
     def drop_graph(self, item: ItemKey) -> None:
         self._graphs.pop(item, None)
 
-    def drop_graphs(self) -> None:
-        self._graphs.clear()
+    def drop_graphs(self, up_to: int | None = None) -> None:
+        """All of them, or those of steps up to this one."""
+        for item in [item for item in self._graphs if up_to is None or item.step <= up_to]:
+            del self._graphs[item]
 
     def drop_partial(self, key: PartialKey) -> None:
         """Forget an accumulator; its memory is used again."""
@@ -158,7 +161,7 @@ class StageExecutor:
         ``tokens`` (rows, L + 1) are needed at the first and last stage; labels of -100 don't count.
         """
         began = self._clock.now_s()
-        self._check_item(item)
+        module = self._check_item(item)
         training = self._is_training(item)
         inputs = self._inputs(x, tokens, check_finite=training)
         keep = keep_graph and training and self.can_retain()
@@ -169,9 +172,9 @@ class StageExecutor:
             for number, given in enumerate(inputs):
                 # Training items always run with gradients on: some kernels are chosen by whether they are wanted.
                 if keep and self.item_graph_bytes is None and number == 0:
-                    graph = self._measured(given)
+                    graph = self._measured(module, given)
                 else:
-                    graph = self._forward_chunk(given, training=training, loss_grad=keep)
+                    graph = self._forward_chunk(module, given, training=training, loss_grad=keep)
                 hidden.append(graph.hidden_BLH.detach())
                 if graph.loss is not None:
                     losses.append(graph.loss.loss)
@@ -203,7 +206,7 @@ class StageExecutor:
         ``admit`` is asked right before the addition; if it says no, nothing is added (``stats`` is None).
         """
         began = self._clock.now_s()
-        self._check_item(item)
+        module = self._check_item(item)
         if not self._is_training(item):
             raise InputError(f"{item} is a hold-out item: it has no backward")
         self._check_partial(item, partial)
@@ -216,10 +219,10 @@ class StageExecutor:
         with failing(item):
             for number in range(self._chunks):
                 if kept is None:
-                    graph = self._forward_chunk(inputs[number], training=True, loss_grad=True)
+                    graph = self._forward_chunk(module, inputs[number], training=True, loss_grad=True)
                 else:
                     graph, kept[number] = kept[number], ChunkGraph(None, torch.empty(0), None)
-                x_grad = backward_chunk(self.state.module, graph, grads[number], summed)
+                x_grad = backward_chunk(module, graph, grads[number], summed)
                 if graph.loss is not None:
                     losses.append(graph.loss.loss)
                 if x_grad is not None:
@@ -239,14 +242,19 @@ class StageExecutor:
     def _is_training(self, item: ItemKey) -> bool:
         return item.microbatch < self.plan.config.pipeline.microbatches
 
-    def _check_item(self, item: ItemKey) -> None:
+    def _check_item(self, item: ItemKey) -> StageModule:
+        """The module with the weights that the item is computed from; graphs whose weights are gone are dropped."""
         if item.stage != self.stage:
             raise InputError(f"{item} is not of stage {self.stage}")
-        self.state.exponents(self.state.sections[0].index)  # refuses a state that isn't whole
-        if item.step != self.state.next_step:
-            raise InputError(f"{item} needs the state before update {item.step}, this is before {self.state.next_step}")
-        for stale in [key for key in self._graphs if key.step != item.step]:
+        version_of = self.plan.config.version_of
+        version = version_of(item.step) if self._is_training(item) else item.step
+        module = self.state.module_at(version)
+        for stale in [key for key in self._graphs if not self.state.holds(version_of(key.step))]:
             del self._graphs[stale]
+        if module is None:
+            newest = self.state.next_step
+            raise InputError(f"{item} needs the state before update {version}, this is before {newest}")
+        return module
 
     def _check_partial(self, item: ItemKey, key: PartialKey | None) -> None:
         if key is None:
@@ -257,12 +265,12 @@ class StageExecutor:
         if held is not None and item.microbatch in held.microbatches:
             raise InputError(f"{item} was already added to this partial")
 
-    def _forward_chunk(self, given: ChunkInput, *, training: bool, loss_grad: bool) -> ChunkGraph:
-        return forward_chunk(self.state.module, given, self._loss_shape, grad=training, loss_grad=loss_grad)
+    def _forward_chunk(self, module: StageModule, given: ChunkInput, *, training: bool, loss_grad: bool) -> ChunkGraph:
+        return forward_chunk(module, given, self._loss_shape, grad=training, loss_grad=loss_grad)
 
-    def _measured(self, given: ChunkInput) -> ChunkGraph:
+    def _measured(self, module: StageModule, given: ChunkInput) -> ChunkGraph:
         """A chunk's forward that also finds out what its graph holds (weights aside)."""
-        weights = {leaf.parameter.untyped_storage().data_ptr() for leaf in self.state.module.bound}
+        weights = {leaf.parameter.untyped_storage().data_ptr() for leaf in module.bound}
         storages: dict[int, int] = {}
 
         def count(held: Tensor | None) -> None:
@@ -277,7 +285,7 @@ class StageExecutor:
             return saved
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            graph = self._forward_chunk(given, training=True, loss_grad=True)
+            graph = self._forward_chunk(module, given, training=True, loss_grad=True)
         count(graph.hidden_BLH)
         if graph.loss is not None:
             count(graph.loss.hidden_grad_BLH)
@@ -325,7 +333,7 @@ class StageExecutor:
         return stats
 
     def _new_partial(self, key: PartialKey) -> StagePartial:
-        scales = {section.index: self.state.exponents(section.index) for section in self.state.sections}
+        scales = {section.index: self.state.exponents(section.index, key.step) for section in self.state.sections}
         if key.step != CALIBRATION_STEP and self._spare:
             sums = self._spare.pop()
             for index, part in sums.items():

@@ -19,6 +19,7 @@ from torch import Tensor
 from miner.stage_executor import StagePartial
 from miner.stage_state import MergedSection
 from subnet.errors import HashMismatch, InputError
+from subnet.model.plan import ModelPlan
 from subnet.numerics.examine import Examined, accept_slice, examine_merged
 from subnet.numerics.fingerprint import add_fingerprints, fingerprint
 from subnet.numerics.fixed_point import host_exponents, load_merged
@@ -60,14 +61,14 @@ class HasLayout(Protocol):
 
 
 class Scales(Protocol):
-    """A stage's state, as far as merging goes: the step it computes and the block exponents in force."""
+    """A stage's state, as far as merging goes: the step that updates it, and the block exponents of that step's sums."""
 
     device: torch.device
 
     @property
     def next_step(self) -> int: ...
 
-    def exponents(self, section: int) -> Tensor | None: ...
+    def exponents(self, section: int, step: int | None = None) -> Tensor | None: ...
 
 
 class StageMerge:
@@ -76,7 +77,7 @@ class StageMerge:
     What was found out about a merged partition is remembered by its hash, and its sums are kept where the update reads them.
     """
 
-    def __init__(self, plan: HasLayout, stage: int, state: Scales) -> None:
+    def __init__(self, plan: ModelPlan | HasLayout, stage: int, state: Scales) -> None:
         layout = plan.layout
         group = layout.groups[layout.group_of_stage[stage]]
         held = set(layout.stage_sections[stage])
@@ -91,7 +92,7 @@ class StageMerge:
         self._loaded: dict[int, str] = {}
         """By partition: the hash of what lies in ``_sums``."""
         for index in held:
-            scales = state.exponents(index)
+            scales = state.exponents(index, self.step)
             self._exponents[index] = None if scales is None else host_exponents(scales)
 
     @property

@@ -1,7 +1,8 @@
 """A stage's whole state: weights, moments and scales in flat buffers, updated only by merged gradients.
 
 An update either completes or marks the state broken; a broken state refuses everything until it is loaded again. So a
-reader sees the state before the update or after it, never a mixture.
+reader sees the state before the update or after it, never a mixture. With ``update_delay`` 1 an update writes into a
+second set of weights, so that those before it stay as they were until the next one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from torch import Tensor
 from subnet.errors import HashMismatch, InputError
 from subnet.model.plan import ModelPlan
 from subnet.model.snapshots import (
+    ALL_KINDS,
     KINDS,
+    LIMIT_BEFORE,
+    PER_BLOCK,
     BlobSink,
     BlobSource,
     SnapshotManifest,
@@ -58,26 +62,57 @@ class StageState:
         self.num_updates = 0
         self.intact = False
         """False before the first load and after an update that failed half-way."""
+        self.version_before: int | None = None
+        """The version whose weights are still there beside the newest ones."""
+        self._delay = plan.config.pipeline.update_delay
         self._buffers: dict[int, _Buffers] = {}
         self._where: dict[str, tuple[int, TensorSpan]] = {}
         self._exponents: dict[int, Tensor] | None = None
+        self._exponents_before: dict[int, Tensor] | None = None
+        """Of the state before: the step that comes next in the log was computed from it."""
         self._leaves: list[tuple[str, bytes]] | None = None
         for index in plan.layout.stage_sections[stage]:
             section = plan.layout.sections[index]
-            self._buffers[index] = _Buffers(section, {kind: self._empty(section, kind) for kind in KINDS})
+            self._buffers[index] = _Buffers(section, {kind: self._empty(section, kind) for kind in self._arrays})
             self._where.update({span.spec.name: (index, span) for span in section.tensors})
         self._names = stage_names(plan.layout, stage)
-        self.module: StageModule = build_stage(plan, stage)
-        self.module.bind({name: self._view("weight", name).view(self.spec(name).shape) for name in self._names})
+        self.module: StageModule = self._bound_module()
+        self._other: StageModule | None = None
+        self._spare: dict[int, Tensor] = {}
+        """By section, with ``update_delay`` 1: the weights of ``version_before``, which the next update overwrites."""
+        if self._delay:
+            for buffers in self._buffers.values():
+                self._spare[buffers.section.index] = self._empty(buffers.section, "weight")
+            self._swap_weights()
+            self._other = self._bound_module()
+            self._swap_weights()
+
+    @property
+    def _arrays(self) -> tuple[str, ...]:
+        return ALL_KINDS if self._delay else KINDS
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The arrays of a tensor that make up its state: before calibration there are no scales to keep."""
+        return self._arrays if self._exponents is not None else KINDS
+
+    def _bound_module(self) -> StageModule:
+        module = build_stage(self.plan, self.stage)
+        module.bind({name: self._view("weight", name).view(self.spec(name).shape) for name in self._names})
+        return module
+
+    def _swap_weights(self) -> None:
+        for index, buffers in self._buffers.items():
+            buffers.arrays["weight"], self._spare[index] = self._spare[index], buffers.arrays["weight"]
 
     def _empty(self, section: Section, kind: str) -> Tensor:
-        size = section.num_blocks if kind in ("decayed", "limit") else section.num_elements
+        size = section.num_blocks if kind in PER_BLOCK else section.num_elements
         return torch.zeros(size, dtype=torch.float32, device=self.device)
 
     def _view(self, kind: str, name: str) -> Tensor:
         index, span = self._where[name]
         flat = self._buffers[index].arrays[kind]
-        if kind in ("decayed", "limit"):
+        if kind in PER_BLOCK:
             return flat[span.block_start : span.block_start + span.num_blocks]
         return flat[span.element_start : span.element_start + span.num_elements]
 
@@ -95,13 +130,35 @@ class StageState:
 
     @property
     def next_step(self) -> int:
-        """The step whose gradients this state computes: -1 until scales are there, then the number of updates."""
+        """The step that updates this state: -1 until scales are there, then the number of updates."""
         return CALIBRATION_STEP if self._exponents is None else self.num_updates
 
-    def exponents(self, section: int) -> Tensor | None:
-        """Block exponents in force (int16), or None in the calibrating step."""
+    def holds(self, version: int) -> bool:
+        """Whether the weights after so many updates (-1: before calibration) are there."""
+        return version == self.next_step or (version == self.version_before and self._other is not None)
+
+    def module_at(self, version: int) -> StageModule | None:
+        """The module with those weights, or None."""
         self._require_intact()
-        return None if self._exponents is None else self._exponents[section]
+        if version == self.next_step:
+            return self.module
+        return self._other if version == self.version_before else None
+
+    def exponents(self, section: int, step: int | None = None) -> Tensor | None:
+        """Block exponents (int16) of the sums of ``step``: the one that updates this state, or with ``update_delay`` 1 the
+        one behind it; None in the calibrating step.
+        """
+        self._require_intact()
+        version = self.plan.config.version_of(self.next_step if step is None else step)
+        if self._exponents is None:
+            return None
+        if version == self.num_updates:
+            return self._exponents[section]
+        if version == self.num_updates - 1 and self._exponents_before is not None:
+            return self._exponents_before[section]
+        raise InputError(
+            f"the scales of state {version} are not those of state {self.num_updates}, nor the ones before"
+        )
 
     def _require_intact(self) -> None:
         if not self.intact:
@@ -126,7 +183,7 @@ class StageState:
 
         def fill(spec: TensorSpec, kind: str, target: Tensor) -> None:
             host = target if target.device.type == "cpu" else torch.empty(target.shape, dtype=torch.float32)
-            refs = entries[spec.name].arrays[kind]
+            refs = entries[spec.name].arrays.get(kind, ())
             fill_array(refs, host.numpy().data, get, what=f"{spec.name}.{kind}")
             if host is not target:
                 target.copy_(host)
@@ -141,19 +198,25 @@ class StageState:
         self.intact, self._leaves = False, None
         with torch.no_grad():
             for spec in self.specs:
-                for kind in KINDS:
+                for kind in self._arrays:
                     fill(spec, kind, self._view(kind, spec.name))
         scaled = [bool((buffers.arrays["limit"] > 0).all()) for buffers in self._buffers.values()]
         if any(scaled) != all(scaled) or (num_updates and not all(scaled)):
             raise InputError("the snapshot has scales for some of its blocks only")
-        self.num_updates = num_updates
-        self._exponents = self._derive_exponents() if all(scaled) else None
+        self.num_updates, self.version_before = num_updates, None
+        self._exponents = self._derive_exponents("limit") if all(scaled) else None
+        self._exponents_before = None
+        if self._delay and all(scaled):
+            before = [bool((buffers.arrays[LIMIT_BEFORE] > 0).all()) for buffers in self._buffers.values()]
+            if not all(before):
+                raise InputError("the snapshot lacks the scales of the state before")
+            self._exponents_before = self._derive_exponents(LIMIT_BEFORE)
         self.module.refresh()
         self.intact = True
 
-    def _derive_exponents(self) -> dict[int, Tensor]:
+    def _derive_exponents(self, kind: str) -> dict[int, Tensor]:
         return {
-            index: exponents(buffers.arrays["limit"], buffers.section.leaf_qmax)
+            index: exponents(buffers.arrays[kind], buffers.section.leaf_qmax)
             for index, buffers in self._buffers.items()
         }
 
@@ -167,30 +230,46 @@ class StageState:
     ) -> None:
         """Update ``step`` from the merged gradient by section; step -1 only sets scales."""
         self._check_step(step, merged, scalars)
+        scales = {index: self.exponents(index, step) for index in self._buffers}
         self.intact, self._leaves = False, None
+        if self._other is not None and step != CALIBRATION_STEP:
+            self._write_aside()
         with torch.no_grad():
             for index, buffers in self._buffers.items():
-                arrays, given = buffers.arrays, merged[index]
-                if given.values is not None and scalars is not None and self._exponents is not None:
+                arrays, given, exponents_used = buffers.arrays, merged[index], scales[index]
+                if given.values is not None and scalars is not None and exponents_used is not None:
                     adamw_update_(
                         buffers.section,
                         arrays["weight"],
                         arrays["exp_avg"],
                         arrays["exp_avg_sq"],
                         given.values,
-                        self._exponents[index],
+                        exponents_used,
                         coefficient_bits,
                         scalars,
                     )
                 decayed, limit = update_scales(
                     buffers.section, arrays["decayed"], arrays["limit"], given.maxima, first=step == CALIBRATION_STEP
                 )
+                if self._delay:
+                    arrays[LIMIT_BEFORE].copy_(limit if step == CALIBRATION_STEP else arrays["limit"])
                 arrays["decayed"].copy_(decayed)
                 arrays["limit"].copy_(limit)
-        self._exponents = self._derive_exponents()
+        before, self._exponents = self._exponents, self._derive_exponents("limit")
+        self._exponents_before = before or self._exponents
         self.num_updates = step + 1
         self.module.refresh()
         self.intact = True
+
+    def _write_aside(self) -> None:
+        """The update changes a copy: the weights before it are still computed with, and graphs of them are kept."""
+        assert self._other is not None
+        with torch.no_grad():
+            for index, buffers in self._buffers.items():
+                self._spare[index].copy_(buffers.arrays["weight"])
+        self._swap_weights()
+        self.module, self._other = self._other, self.module
+        self.version_before = self.num_updates
 
     def _check_step(self, step: int, merged: Mapping[int, MergedSection], scalars: StepScalars | None) -> None:
         self._require_intact()
@@ -223,7 +302,7 @@ class StageState:
     def export_arrays(self, name: str) -> dict[str, memoryview]:
         """The tensor's arrays by kind, in the leaf's order; on a CPU views of the live state: use them at once."""
         self._require_intact()
-        return {kind: self._view(kind, name).cpu().numpy().data.cast("B") for kind in KINDS}
+        return {kind: self._view(kind, name).cpu().numpy().data.cast("B") for kind in self.kinds}
 
     def snapshot(self, put: BlobSink) -> SnapshotManifest:
         """Hand every chunk to ``put`` (which stores or copies it before it returns) and describe the state."""

@@ -13,17 +13,19 @@ from subnet.words import CALIBRATION_STEP, Member
 if TYPE_CHECKING:
     from fault_sim import Cell, FaultSim
 
-LAST_STEP = 1
-"""The last training step of the table's runs."""
 
+def step_of(cell: Cell, sim: FaultSim) -> int:
+    """Which step the phase is looked for in: the first one, but for a maker, since its snapshot must be due.
 
-def step_of(cell: Cell) -> int:
-    """Which step the phase is looked for in: the first one, but for a maker, since its snapshot must be due."""
+    Where steps overlap it is the second, which has one before it and one behind it.
+    """
     if cell.phase == "calibration":
         return CALIBRATION_STEP
     if cell.phase == "run end":
-        return LAST_STEP
-    return LAST_STEP if cell.role == "maker" and cell.phase != "snapshot" else 0
+        return sim.num_steps - 1
+    if sim.delay and cell.phase != "snapshot":
+        return 1
+    return 1 if cell.role == "maker" and cell.phase != "snapshot" else 0
 
 
 def victim(cell: Cell, state: RunState, event: ev.AnyEvent, stage: int, sim: FaultSim) -> Any:
@@ -31,7 +33,7 @@ def victim(cell: Cell, state: RunState, event: ev.AnyEvent, stage: int, sim: Fau
     if state.run is None or stage < 0:
         return None
     phase = "snapshot" if cell.role == "maker" and cell.phase == "run end" else cell.phase
-    begins = PHASES[phase](state, event, step_of(cell), stage)
+    begins = PHASES[phase](state, event, step_of(cell, sim), stage)
     if begins is None:
         return None
     return ROLES.get(cell.role, _server)(cell, state, stage, begins, sim)
@@ -61,20 +63,22 @@ def _planned(state: RunState, event: ev.AnyEvent, step: int, stage: int) -> list
 
 def _forward(state: RunState, event: ev.AnyEvent, step: int, stage: int) -> list[Member] | None:
     """A forward of the step is receipted; the member has leases to go."""
-    if not isinstance(event, ev.Forwarded) or event.step != step or state.work is None:
+    work = st.work_at(state, step)
+    if not isinstance(event, ev.Forwarded) or event.step != step or work is None:
         return None
-    if event.microbatch >= state.work.num_training or event.stage != min(stage, st.num_stages(state) - 2):
+    if event.microbatch >= work.num_training or event.stage != min(stage, st.num_stages(state) - 2):
         return None
-    items = state.work.items[stage]
-    return sorted({k for m in state.work.live[stage] if (k := items[m].member) is not None}) or None
+    items = work.items[stage]
+    return sorted({k for m in work.live[stage] if (k := items[m].member) is not None}) or None
 
 
 def _backward(state: RunState, event: ev.AnyEvent, step: int, stage: int) -> list[Member] | None:
     """A gradient is in a member's sum, and the stage isn't done."""
-    if not isinstance(event, ev.Backwarded) or (event.step, event.stage) != (step, stage) or state.work is None:
+    work = st.work_at(state, step)
+    if not isinstance(event, ev.Backwarded) or (event.step, event.stage) != (step, stage) or work is None:
         return None
-    found = state.work.items[stage][event.microbatch]
-    return None if st.stage_settled(state.work, stage) or found.member is None else [found.member]
+    found = work.items[stage][event.microbatch]
+    return None if st.stage_settled(work, stage) or found.member is None else [found.member]
 
 
 def _of_group(state: RunState, event: Any, kind: type, step: int, stage: int) -> bool:

@@ -124,9 +124,9 @@ def quiet() -> Iterator[None]:
 
 
 class FaultSim(Sim):
-    """A run of three stages and two steps under one fault."""
+    """A run of three stages and two steps under one fault; with ``delay`` of three, and the fault falls into the second."""
 
-    def __init__(self, cell: Cell, seed: int = 1) -> None:
+    def __init__(self, cell: Cell, seed: int = 1, *, delay: int = 0) -> None:
         self.cell = cell
         self.fired = self.named_pause = self.was_empty = False
         self.fired_at = 0.0
@@ -135,21 +135,22 @@ class FaultSim(Sim):
         self.joiner: FaultMiner | None = None
         self.effect: Effect = EFFECTS[cell.fault](self)
         self.fates: list[ev.Gone] = []
-        super().__init__(seed)
+        super().__init__(seed, delay=delay)
         self.chaos = False
 
     def _choose(self, lie: str) -> int:
-        self.num_stages, self.num_microbatches, self.num_steps = NUM_STAGES, NUM_MICROBATCHES, NUM_STEPS
+        self.num_stages, self.num_microbatches, self.num_steps = NUM_STAGES, NUM_MICROBATCHES, NUM_STEPS + self.delay
         tied = self.cell.phase == "trace" and self.cell.role == "sole"
         self.run_planned = toy.plan_run(
             NUM_STAGES,
             NUM_MICROBATCHES,
-            NUM_STEPS,
+            self.num_steps,
             tied=tied,
             evaluation_items=2,
             evaluation_every=1,
             snapshot_every=1,
             even=True,
+            update_delay=self.delay,
         )
         if self.cell.role == "sole":
             return 4 if tied else 3
@@ -169,7 +170,7 @@ class FaultSim(Sim):
 
     def keeps_snapshot(self, me: Member, version: int) -> bool:
         """The maker's snapshot stays on order until the fault fires."""
-        wanted = NUM_STEPS if self.cell.phase == "run end" else 1
+        wanted = self.num_steps if self.cell.phase == "run end" else 1
         return self.cell.role == "maker" and version == wanted and self.coordinator.state.orders.get(self.stage) == me
 
     # --- when it fires
@@ -190,11 +191,12 @@ class FaultSim(Sim):
 
     def choose_accuser(self, state: st.RunState, event: ev.AnyEvent) -> None:
         """A check fails only where somebody lies: another replica of the group accuses honest ones."""
-        if not isinstance(event, ev.Frozen) or event.step != fault_phases.step_of(self.cell):
+        if not isinstance(event, ev.Frozen) or event.step != fault_phases.step_of(self.cell, self):
             return
         if self.stage < 0 or event.group != st.group_of(state, self.stage):
             return
-        ready = [k for s in st.group_shape(state, event.group).stages for k in st.ready(state, s)]
+        stages = st.group_shape(state, event.group).stages
+        ready = [k for s in stages for k in st.members_of(state, s) if state.members[k].version is not None]
         if self.cell.role == "sole":
             ready = [k for k in ready if state.members[k].stage == 0]
         chosen = ready[-1]
@@ -268,7 +270,7 @@ class FaultSim(Sim):
 
     def demand(self) -> None:
         if not self.fired:
-            raise Bad("the fault didn't fire")
+            raise (NotHit if self.delay else Bad)("the fault didn't fire")
         state, watch = self.coordinator.state, self.coordinator.watch
         if self.finished is None:
             raise Bad(f"stuck: {waiting_for(state, watch, self.now)}")
@@ -328,10 +330,10 @@ class FaultSim(Sim):
                 self.miners.append(self.new_miner(f"hot{len(self.miners)}"))
 
 
-def attempt(cell: Cell) -> FaultSim:
+def attempt(cell: Cell, *, delay: int = 0) -> FaultSim:
     """Runs the cell; who owns what depends on the order of joins, so another is tried where nothing ran into the fault."""
     for seed in range(1, 9):
-        sim = FaultSim(cell, seed)
+        sim = FaultSim(cell, seed, delay=delay)
         try:
             sim.run()
         except NotHit:

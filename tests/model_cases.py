@@ -51,6 +51,7 @@ def tiny_plan(
     attention: str = "sdpa",
     chunks: int = CHUNKS,
     code: str = "raw",
+    update_delay: int = 0,
     **changes: Any,
 ) -> ModelPlan:
     model_config = tiny_config(**changes)
@@ -60,7 +61,12 @@ def tiny_plan(
         data=DataSection(sequence_length=SEQUENCE),
         objective=ObjectiveSection(ce_chunk_tokens=PIECE),
         pipeline=PipelineSection(
-            stages=len(cuts), microbatches=4, microbatch_rows=ROWS, chunks=chunks, boundary_code=code
+            stages=len(cuts),
+            microbatches=4,
+            microbatch_rows=ROWS,
+            chunks=chunks,
+            boundary_code=code,
+            update_delay=update_delay,
         ),
         precision=PrecisionSection(compute=compute),
         merge=MergeSection(),

@@ -42,9 +42,9 @@ class Miscounted(Exception):
 
 
 class Case:
-    """One run of the coordinator's pure parts under one string of bytes."""
+    """One run of the coordinator's pure parts under one string of bytes; with ``delay`` two steps are open at a time."""
 
-    def __init__(self, choices: bytes) -> None:
+    def __init__(self, choices: bytes, *, delay: int = 0) -> None:
         self.choices = choices
         self.rng = random.Random(choices)
         self.now = 0.0
@@ -60,7 +60,7 @@ class Case:
         self.seen: Counter[str] = Counter()
         self.num_boots = 0
         self.grown: dict[object, int] = {}
-        self.emit(toy.plan_run(NUM_STAGES, NUM_MICROBATCHES, NUM_STEPS))
+        self.emit(toy.plan_run(NUM_STAGES, NUM_MICROBATCHES, NUM_STEPS + 2 * delay, update_delay=delay))
         self.emit(journal_core.term_started(1, "validator", "nonce"))
         self.emit(ev.HardwareClassSet(("golden",), "operator"))
         self.acknowledge()
@@ -92,17 +92,15 @@ class Case:
             for stage in st.group_shape(self.state, event.group).stages:
                 for partition in st.partitions_of(self.state, event.group, stage):
                     self.count(event.entries, stage, partition)
-        work = self.state.work
-        if work is None:
-            return
-        for stage, items in enumerate(work.items):
-            for m, found in items.items():
-                self.grows(("generation", self.state.term, work.step, stage, m), found.generation)
-        for member in self.state.members:
-            self.grows(("epoch", work.step, member), work.epochs.get(member, 0))
-        for group, merge in enumerate(work.merges):
-            self.grows(("freeze", self.state.term, work.step, group), merge.number)
-            self.grows(("version", self.state.term, work.step, group), merge.version)
+        for work in st.works(self.state):
+            for stage, items in enumerate(work.items):
+                for m, found in items.items():
+                    self.grows(("generation", self.state.term, work.step, stage, m), found.generation)
+            for member in self.state.members:
+                self.grows(("epoch", work.step, member), work.epochs.get(member, 0))
+            for group, merge in enumerate(work.merges):
+                self.grows(("freeze", self.state.term, work.step, group), merge.number)
+                self.grows(("version", self.state.term, work.step, group), merge.version)
 
     def count(self, entries: tuple[Commitment, ...], stage: int, partition: int) -> None:
         """What is in the partials themselves, by what their hashes say."""
@@ -274,17 +272,22 @@ class Case:
             if hand.me in self.state.members and self.chance(0.9):
                 self.watch.heard(hand.me, self.now)
 
+    def either(self) -> st.StepWork | None:
+        """One of the open steps."""
+        works = st.works(self.state)
+        return works[self.rng.randrange(len(works))] if len(works) > 1 else self.state.work
+
     def void(self, hand: Hand) -> None:
         """A member is late with an answer, at the worst moment."""
-        info = self.state.members.get(hand.me) if hand.me else None
-        if info is None or self.state.work is None or st.is_sealed(self.state, info.stage):
+        info, work = self.state.members.get(hand.me) if hand.me else None, self.either()
+        if info is None or work is None or st.is_sealed(self.state, info.stage, work):
             return
         assert hand.me is not None
-        self.emit(ev.Voided(self.state.work.step, info.stage, hand.me, "late"))
+        self.emit(ev.Voided(work.step, info.stage, hand.me, "late"))
 
     def revoke(self, whom: int) -> None:
         """A lease's clock runs out."""
-        work = self.state.work
+        work = self.either()
         live = [(stage, m) for stage, ms in enumerate(work.live) for m in sorted(ms)] if work else []
         if work is None or not live:
             return
@@ -317,11 +320,11 @@ def choices_of(seed: int, num_operations: int = 280) -> bytes:
     return random.Random(seed).randbytes(2 * num_operations)
 
 
-def first_failure(seeds: range) -> tuple[int, str] | None:
+def first_failure(seeds: range, *, delay: int = 0) -> tuple[int, str] | None:
     """The first seed whose case fails, and how."""
     for seed in seeds:
         try:
-            Case(choices_of(seed)).run()
+            Case(choices_of(seed), delay=delay).run()
         except Exception as error:  # noqa: BLE001  any failure is told
             return seed, f"{type(error).__name__}: {error}"
     return None

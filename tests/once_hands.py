@@ -93,12 +93,17 @@ class Hand:
             case Check():
                 local.checks[owe.step, owe.group, owe.version] = True
             case ApplySeal():
+                if st.update_delay(self.follower.state) and owe.step > CALIBRATION_STEP:
+                    local.version_before = owe.step
                 local.version = owe.step + 1
                 local.end_step(owe.step)
+                left = [job for job in self.running if job.step > owe.step]
                 self.forget_jobs()
+                self.running.extend(left)
+                local.jobs.update(left)
                 local.root = "root"
             case Restore():
-                local.version, local.restored_stage = owe.version, owe.stage
+                local.version, local.version_before, local.restored_stage = owe.version, None, owe.stage
                 local.root = "" if owe.version == CALIBRATION_STEP else "root"
             case MakeSnapshot():
                 assert step is not None
@@ -112,7 +117,8 @@ class Hand:
         """The oldest job ends; it may have been revoked meanwhile, which it doesn't know."""
         owe = self.running.pop(0)
         self.local.jobs.discard(owe)
-        if owe.step == self.local.version and owe.stage == self.local.restored_stage:
+        delayed = owe.step > 0 and st.update_delay(self.follower.state) and not owe.evaluation
+        if self.local.computes(owe.step - 1 if delayed else owe.step) and owe.stage == self.local.restored_stage:
             self.compute(owe)
 
     def compute(self, owe: Compute) -> None:

@@ -80,7 +80,7 @@ class Audit:
             return
         if event.num_counted != len(counted):
             raise Bad("wrong number of microbatches")
-        losses = self.reference.losses(event.step, skipped, counted)
+        losses = self.reference.losses(self.reference.version_of(event.step), event.step, skipped, counted)
         mean = sum(map(bits_fp32, losses)) / len(losses)
         if event.loss_bits != fp64_bits(mean):
             raise Bad("wrong loss")
@@ -92,7 +92,7 @@ class Audit:
         config, first = self.run_planned.config, self.num_microbatches
         count = config.num_evaluation_items if config.evaluates_at(step) else 0
         items = range(first, first + count)
-        if list(evaluation) != self.reference.losses(step, frozenset(self.skipped), items):
+        if list(evaluation) != self.reference.losses(step, step, frozenset(self.skipped), items):
             raise Bad("wrong evaluation")
 
     def audit(self) -> None:

@@ -48,7 +48,7 @@ class Miner:
         self.coordinator = sim.coordinator
         self.follower, self.local = Follower(), LocalView()
         self.me: Member | None = None
-        self.w = 0
+        self.w = self.w_before = 0
         self.values: dict[BoundaryKey, int] = {}
         self.sums: dict[tuple[int, int], dict[int, toy.Vector]] = {}
         self.own_slices: dict[str, toy.Vector] = {}
@@ -236,10 +236,20 @@ class Miner:
             return
         del self.running[owe]
         self.local.jobs.discard(owe)
-        if self.me is not None and owe.step == self.local.version and owe.stage == self.local.restored_stage:
-            self.compute(self.me, owe)
+        w = self.weights(owe)
+        if self.me is not None and w is not None and owe.stage == self.local.restored_stage:
+            self.compute(self.me, owe, w)
 
-    def compute(self, me: Member, owe: Compute) -> None:
+    def weights(self, owe: Compute) -> int | None:
+        """Of the state that the item is computed from: the newest, or the one before it, which is kept."""
+        training = owe.microbatch < st.num_microbatches(self.state)
+        delayed = training and owe.step > 0 and st.update_delay(self.state)
+        version = owe.step - 1 if delayed else owe.step
+        if version == self.local.version:
+            return self.w
+        return self.w_before if delayed and version == self.local.version_before else None
+
+    def compute(self, me: Member, owe: Compute, w: int) -> None:
         step, m, stage = owe.step, owe.microbatch, owe.stage
         count = st.num_microbatches(self.state)
         entry = BoundaryKey(step, m, stage - 1, False)
@@ -252,21 +262,21 @@ class Miner:
             return
         if not owe.backward:
             if last:
-                self.local.losses[step, m] = toy.loss_bits(self.w, x)
+                self.local.losses[step, m] = toy.loss_bits(w, x)
                 self.local.evaluated.add((step, m))
             else:
-                self.have(BoundaryKey(step, m, stage, False), toy.forward(self.w, x, stage))
+                self.have(BoundaryKey(step, m, stage, False), toy.forward(w, x, stage))
             return
-        g = toy.loss_gradient(self.w, x) if last else self.values.get(BoundaryKey(step, m, stage + 1, True))
+        g = toy.loss_gradient(w, x) if last else self.values.get(BoundaryKey(step, m, stage + 1, True))
         if g is None:
             return
         if last:
-            self.local.losses[step, m] = toy.loss_bits(self.w, x)
-        self.have(BoundaryKey(step, m, stage, True), toy.backward(self.w, x, g, stage))
+            self.local.losses[step, m] = toy.loss_bits(w, x)
+        self.have(BoundaryKey(step, m, stage, True), toy.backward(w, x, g, stage))
         if owing.may_add(self.state, me, self.local, owe):
             sums = self.sums.setdefault((step, owe.epoch), {})
             for p in st.partitions_of(self.state, st.group_of(self.state, stage), stage):
-                sums[p] = toy.accumulate(step, sums.get(p), toy.gradient(self.w, x, g, stage, p))
+                sums[p] = toy.accumulate(step, sums.get(p), toy.gradient(w, x, g, stage, p))
             assert owe.generation is not None
             self.local.added[step, m, owe.epoch] = owe.generation
 
@@ -277,7 +287,7 @@ class Miner:
             self.w = self.sim.store[owe.manifest][2]
         else:
             return
-        self.local.version, self.local.restored_stage = owe.version, owe.stage
+        self.local.version, self.local.version_before, self.local.restored_stage = owe.version, None, owe.stage
         self.settle(owe.stage)
 
     def apply_seal(self, me: Member, step: int) -> None:
@@ -289,12 +299,18 @@ class Miner:
         hashes = [log.groups[group].hashes[p] for p in st.partitions_of(self.state, group, stage)]
         if any(value not in self.sim.store for value in hashes):
             return
+        self.w_before = self.w
         self.w = toy.updated(self.w, [self.sim.store[value] for value in hashes], log.coefficient_bits)
+        if st.update_delay(self.state) and step > CALIBRATION_STEP:
+            self.local.version_before = step
         self.local.version = step + 1
         self.local.end_step(step)
         self.values = {key: value for key, value in self.values.items() if key.step > step}
-        self.sums, self.own_slices, self.slices, self.running, self.claimed = {}, {}, {}, {}, set()
+        self.sums = {key: sums for key, sums in self.sums.items() if key[0] > step}
+        self.running = {job: due for job, due in self.running.items() if job.step > step}
+        self.own_slices, self.slices, self.claimed = {}, {}, set()
         self.local.jobs.clear()
+        self.local.jobs.update(self.running)
         self.settle(stage)
 
     def settle(self, stage: int) -> None:
@@ -339,7 +355,10 @@ class Miner:
     def do_Reduce(self, me: Member, owe: Reduce) -> None:
         if self.lie == "noown":
             return
-        total = toy.merge(owe.step, [self.own_slices.get(v) or self.slices[v] for v in owe.hashes])
+        slices = [self.own_slices.get(v) or self.slices.get(v) for v in owe.hashes]
+        if None in slices:
+            return  # what it is said to have committed to is not what it made
+        total = toy.merge(owe.step, [values for values in slices if values is not None])
         seed = self.seeds.get((owe.step, owe.group))
         if self.lie == "owner":
             total = (total[0] + 1, *total[1:])

@@ -49,10 +49,17 @@ class Sim(Audit):
     """One schedule, all of it decided by ``seed``."""
 
     def __init__(
-        self, seed: int, *, profile: str = "", lie: str = "", checks_all: bool = True, ahead: bool = True
+        self,
+        seed: int,
+        *,
+        profile: str = "",
+        lie: str = "",
+        checks_all: bool = True,
+        ahead: bool = True,
+        delay: int = 0,
     ) -> None:
         self.rng = random.Random(seed)
-        self.seed, self.profile = seed, profile
+        self.seed, self.profile, self.delay = seed, profile, delay
         self.liars: dict[str, str] = {}
         self.slow: dict[str, int] = {}
         self.poison: tuple[int, int, int, bool] | None = None
@@ -94,7 +101,7 @@ class Sim(Audit):
         rng = self.rng
         self.num_stages = rng.choice([1, 2, 2, 2, 3])
         self.num_microbatches = rng.choice([3, 4, 4, 5])
-        self.num_steps = rng.choice([1, 1, 2])
+        self.num_steps = rng.choice([2, 3, 4] if self.delay else [1, 1, 2])
         items = rng.choice([0, 0, 1, 2])
         self.run_planned = toy.plan_run(
             self.num_stages,
@@ -104,6 +111,7 @@ class Sim(Audit):
             evaluation_items=items,
             evaluation_every=rng.choice([0, 1]),
             snapshot_every=rng.choice([1, 2, 50]),
+            update_delay=self.delay,
         )
         count = rng.randint(max(2, self.num_stages), 6)
         if rng.random() < 0.5:
@@ -398,6 +406,7 @@ if __name__ == "__main__":
     import sys
     import time
 
-    started = time.perf_counter()
-    print(*run_many(range(int(sys.argv[1]), int(sys.argv[2])), profile="".join(sys.argv[3:4])), sep="\n")
+    started, delay = time.perf_counter(), int("".join(sys.argv[4:5]) or 0)
+    seeds = range(int(sys.argv[1]), int(sys.argv[2]))
+    print(*run_many(seeds, profile="".join(sys.argv[3:4]), delay=delay), sep="\n")
     print(f"{time.perf_counter() - started:.1f} s")

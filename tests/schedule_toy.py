@@ -100,6 +100,7 @@ def plan_run(
     evaluation_every: int = 0,
     snapshot_every: int = 50,
     even: bool = False,
+    update_delay: int = 0,
 ) -> RunPlanned:
     """A run whose stages hold two partitions each; tied: first and last stage are one group and share a third.
 
@@ -109,7 +110,9 @@ def plan_run(
     config = RunConfig(
         run=RunSection(name="toy", steps=num_steps),
         model=ModelSection(config={"model_type": "llama"}),
-        pipeline=PipelineSection(stages=num_stages, microbatches=num_microbatches, microbatch_rows=4),
+        pipeline=PipelineSection(
+            stages=num_stages, microbatches=num_microbatches, microbatch_rows=4, update_delay=update_delay
+        ),
         snapshot=SnapshotSection(every_steps=snapshot_every),
         evaluation=EvaluationSection(rows=4 * evaluation_items, every_steps=evaluation_every),
     )
@@ -153,7 +156,7 @@ class Reference:
 
     def sums(self, step: int, skipped: frozenset[tuple[int, int]]) -> list[dict[int, Vector]]:
         """Merged vectors of each group, by partition."""
-        w = self.states(step, skipped)
+        w = self.states(self.version_of(step), skipped)
         parts: list[dict[int, list[Vector]]] = [{} for _ in self.run.groups]
         for m in self.counted(step, skipped):
             x, g = self.boundaries(w, step, m)
@@ -162,6 +165,11 @@ class Reference:
                     for s in holders:
                         parts[index].setdefault(p, []).append(gradient(w[s], x[s], g[s], s, p))
         return [{p: merge(step, slices) for p, slices in group.items()} for group in parts]
+
+    def version_of(self, step: int) -> int:
+        """The state whose gradients a step has, written out: the first two steps of a delayed run share theirs."""
+        delayed = self.run.config.pipeline.update_delay
+        return step - 1 if delayed and step > 0 else step
 
     def counted(self, step: int, skipped: frozenset[tuple[int, int]]) -> list[int]:
         return [m for m in range(self.run.config.pipeline.microbatches) if (step, m) not in skipped]
@@ -177,8 +185,9 @@ class Reference:
             g[s - 1] = backward(w[s], x[s], g[s], s)
         return x, g
 
-    def losses(self, step: int, skipped: frozenset[tuple[int, int]], items: Sequence[int]) -> list[int]:
-        w = self.states(step, skipped)
+    def losses(self, version: int, step: int, skipped: frozenset[tuple[int, int]], items: Sequence[int]) -> list[int]:
+        """Of the state ``version``, for items of ``step``."""
+        w = self.states(version, skipped)
         return [loss_bits(w[-1], self.boundaries(w, step, m)[0][-1]) for m in items]
 
     def coefficient(self, step: int, skipped: frozenset[tuple[int, int]]) -> int:

@@ -54,7 +54,7 @@ def test_the_budget_holds_and_what_found_no_room_is_remembered() -> None:
         assert not early.put(TWO, number, a_slice(f"x{number}", 1))
     assert early.size_bytes == 1000
     assert len(early._refused) <= 4096
-    early.end_step()
+    early.end_step(0)
     assert (len(early), early.size_bytes, early.was_refused("x9999")) == (0, 0, False)
 
 

@@ -29,6 +29,11 @@ def test_every_gradient_is_counted_once_in_many_interleavings(part: int) -> None
     assert first_failure(range(part * size, (part + 1) * size)) is None
 
 
+@pytest.mark.timeout(3600)
+def test_every_gradient_is_counted_once_where_two_steps_are_open() -> None:
+    assert first_failure(range(500_000, 500_000 + NUM_CASES // 8), delay=1) is None
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_every_gradient_is_counted_once_in_ten_thousand_interleavings(request: pytest.FixtureRequest) -> None:

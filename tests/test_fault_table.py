@@ -16,16 +16,24 @@ def test_a_fault_changes_no_bit(cell: Cell) -> None:
     attempt(cell)
 
 
+@pytest.mark.parametrize("cell", quick_cells(37, delay=1), ids=str)
+def test_a_fault_changes_no_bit_where_steps_overlap(cell: Cell) -> None:
+    attempt(cell, delay=1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("role", ROLES)
-def test_every_fault_in_every_phase_changes_no_bit(role: str, phase: str, request: pytest.FixtureRequest) -> None:
+def test_every_fault_in_every_phase_changes_no_bit(
+    role: str, phase: str, delay: int, request: pytest.FixtureRequest
+) -> None:
     if "slow" not in request.config.getoption("-m"):
         pytest.skip("minutes in all; run with -m slow")
-    for cell in cells():
+    for cell in cells(delay):
         if (cell.role, cell.phase) == (role, phase):
-            attempt(cell)
+            attempt(cell, delay=delay)
 
 
 def test_the_quick_cells_are_a_spread_and_the_table_is_whole() -> None:

@@ -25,12 +25,12 @@ HEALED_AT = 60.0
 class DeadlyMiner(FaultMiner):
     sim: DeadlySim
 
-    def compute(self, me: Member, owe: Compute) -> None:
+    def compute(self, me: Member, owe: Compute, w: int) -> None:
         if owe.backward and (owe.step, owe.microbatch, owe.stage) == DEADLY and self.sim.now < HEALED_AT:
             self.dead = True
             self.sim.deaths.append(self.hotkey)
             return
-        super().compute(me, owe)
+        super().compute(me, owe, w)
 
 
 class DeadlySim(FaultSim):
@@ -98,7 +98,7 @@ def test_deaths_of_two_hotkeys_make_an_item_suspect_and_a_third_gets_it() -> Non
         tried.append(holder.hotkey)
         killed_with(desk, 0, holder.hotkey)
     assert len(set(tried)) == 2
-    assert is_suspect(desk.watch, POLICY, 0, 0)
+    assert is_suspect(desk.watch, POLICY, -1, 0, 0)
     desk.settle()
     assert desk.state.work.items[0][0].status == st.OPEN, "it rests"  # type: ignore[union-attr]
     assert "lost while they had it" in waiting_for(desk.state, desk.watch, desk.now)
@@ -108,7 +108,7 @@ def test_deaths_of_two_hotkeys_make_an_item_suspect_and_a_third_gets_it() -> Non
     assert third is not None
     assert third.hotkey not in tried
     killed_with(desk, 0, third.hotkey)
-    assert wait_left_s(desk.now, desk.watch, POLICY, 0, 0) == pytest.approx(2 * POLICY.suspect_wait_s)
+    assert wait_left_s(desk.now, desk.watch, POLICY, -1, 0, 0) == pytest.approx(2 * POLICY.suspect_wait_s)
 
 
 def test_where_there_is_nobody_else_it_takes_twice_as_many_deaths() -> None:
@@ -116,11 +116,11 @@ def test_where_there_is_nobody_else_it_takes_twice_as_many_deaths() -> None:
     desk = Desk(1, 1)
     desk.say(desk.member("hot0"), msg.UpdatedClaim(-1, ""))
     for _ in range(2 * POLICY.suspect_deaths):
-        assert not is_suspect(desk.watch, POLICY, 0, 0)
+        assert not is_suspect(desk.watch, POLICY, -1, 0, 0)
         desk.settle()
         assert desk.state.work.items[0][0].status == st.LIVE  # type: ignore[union-attr]
         killed_with(desk, 0, "hot0")
-    assert is_suspect(desk.watch, POLICY, 0, 0)
+    assert is_suspect(desk.watch, POLICY, -1, 0, 0)
 
 
 def test_who_had_no_input_yet_did_not_die_of_the_item() -> None:
@@ -130,12 +130,12 @@ def test_who_had_no_input_yet_did_not_die_of_the_item() -> None:
     desk.settle()
     last = st.members_of(desk.state, 1)[0]
     desk.join(last.hotkey, boot="again")
-    assert (0, 1) not in desk.watch.lost_with
+    assert (-1, 0, 1) not in desk.watch.lost_with
 
 
 def test_a_sealed_step_forgets_who_died() -> None:
     desk = Desk(1, 1)
     desk.watch.at_step(-1)
-    desk.watch.lost_with[0, 0] = {Member("hot0", 1, 1): 0.0}
+    desk.watch.lost_with[-1, 0, 0] = {Member("hot0", 1, 1): 0.0}
     desk.watch.at_step(0)
     assert not desk.watch.lost_with

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
+from benchmarks.determinism import reference_of, trained_root
 from iota.entries import StoreSettings
 from iota.live import LiveView, headline, render, sparkline
+from iota.prepare import prepare_data
 from iota.swarm import LocalSwarm, SwarmOptions
 from subnet.errors import ConfigError
 from subnet.protocol.api import RunStatus
@@ -154,6 +157,38 @@ def test_a_kill_and_a_join_and_other_cuts_change_no_bit(swarm: LocalSwarm, confi
     swarm.submit(changed(config, "uncut", stages=1))
     assert root_of(swarm, "uncut") == calm_root
     assert root_of_other_seed(swarm, config) != calm_root  # the comparison can fail
+
+
+def test_steps_that_overlap_give_the_references_bits_whoever_dies(
+    swarm: LocalSwarm, config: RunConfig, calm_root: str, tmp_path: Path
+) -> None:
+    """``update_delay`` 1: a kill while two steps are open, and a join that has to come through the state before."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    steps, name = 8, "delayed"
+    data = prepare_data([Path(config.data.sources[0])], tmp_path / "data", vocab_size=300, holdout_fraction=0.1)
+    delayed = msgspec.structs.replace(
+        changed(config, name, update_delay=1),
+        run=msgspec.structs.replace(config.run, name=name, steps=steps),
+        data=msgspec.structs.replace(config.data, sources=(str(tmp_path / "data"),)),
+    )
+    swarm.submit(delayed)
+    at_work = swarm.wait_until(
+        lambda status: status.summary.name == name and status.summary.step >= 2 and len(status.members) >= 3,
+        Deadline.after(RUN_S),
+    )
+    victim = at_work.members[0].hotkey
+    swarm.kill(next(i for i in range(swarm.num_miners) if swarm.miner_hotkey(i) == victim))
+    swarm.add_miner()
+    found = root_of(swarm, name)
+    status = swarm.status()
+    assert status is not None
+    assert status.num_gone >= 1  # the fault did happen
+    try:
+        assert found == trained_root(reference_of(delayed, data, tmp_path / "data"), steps)
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+    assert found != calm_root
 
 
 def root_of_other_seed(swarm: LocalSwarm, config: RunConfig) -> str:

@@ -306,11 +306,12 @@ def test_the_scale_rule_is_the_replicas_to_the_bit() -> None:
                 assert np.array_equal(scale_replay.exponents(ours[1], qmax), other)
 
 
-async def test_replayed_scales_from_calibration_on(store: EmbeddedStore) -> None:
-    world = World(cut_small(tiny_plan((0, 2), tie_word_embeddings=True)), store)
+@pytest.mark.parametrize("delay", [0, 1])
+async def test_replayed_scales_from_calibration_on(store: EmbeddedStore, delay: int) -> None:
+    world = World(cut_small(tiny_plan((0, 2), tie_word_embeddings=True, update_delay=delay)), store)
     world.begin()
     kept = ScaleReplay(world.plan, store)
-    for step in range(3):
+    for step in range(3 + delay):
         for section in world.plan.layout.sections:
             fresh = ScaleReplay(world.plan, store)
             for replay in (kept, fresh):
@@ -336,14 +337,16 @@ async def test_a_known_scale_isnt_read_again(store: EmbeddedStore) -> None:
         await ScaleReplay(world.plan, store).exponents(section, 1, world.state, deadline=soon())
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-async def test_replayed_scales_from_a_verified_snapshot(store: EmbeddedStore, tied: bool) -> None:
-    world = World(cut_small(tiny_plan((0, 2), tie_word_embeddings=tied)), store)
+@pytest.mark.parametrize(("tied", "delay"), [(False, 0), (True, 0), (True, 1)], ids=["untied", "tied", "delayed"])
+async def test_replayed_scales_from_a_verified_snapshot(store: EmbeddedStore, tied: bool, delay: int) -> None:
+    world = World(cut_small(tiny_plan((0, 2), tie_word_embeddings=tied, update_delay=delay)), store)
     world.begin()
     for _ in range(2):
         await world.seal_step()
     for stage in range(2):
         await world.store_snapshot(stage)
+    if delay:
+        await world.seal_step()  # the state before the snapshots may be needed until then
     assert min(world.state.sealed, default=1) == 1, "the log before the snapshots is trimmed"
     for _ in range(2):
         for section in world.plan.layout.sections:

@@ -11,7 +11,7 @@ import torch
 from blake3 import blake3
 
 from subnet.model.plan import ModelPlan
-from subnet.model.snapshots import KINDS, SnapshotManifest, store_tensor
+from subnet.model.snapshots import KINDS, LIMIT_BEFORE, SnapshotManifest, store_tensor
 from subnet.numerics import fixed_point
 from subnet.numerics.fingerprint import fingerprint
 from subnet.numerics.layout import Section, build_layout, stage_names
@@ -69,6 +69,8 @@ class World:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(3))
     scales: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """(decayed, limit) by section, as a replica has them."""
+    limits_before: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Of the state before, which the sums of the open step are in where steps overlap."""
     puts: list[tuple[bytes, Hold]] = field(default_factory=list)
 
     def emit(self, event: ev.AnyEvent) -> None:
@@ -125,7 +127,9 @@ class World:
     def exponents(self, section: Section) -> np.ndarray | None:
         if section.index not in self.scales:
             return None
-        return fixed_point.exponents(self.scales[section.index][1], section.leaf_qmax).numpy()
+        delayed = self.plan.config.pipeline.update_delay
+        limit = self.limits_before[section.index] if delayed else self.scales[section.index][1]
+        return fixed_point.exponents(limit, section.leaf_qmax).numpy()
 
     def honest_slice(self, section: Section, partition, num_items: int) -> bytes:
         bound = num_items * (section.item_bound // len(section.stages))
@@ -243,6 +247,7 @@ class World:
             self.scales[section.index] = fixed_point.update_scales(
                 section, decayed, limit, maxima[section.index], first=step < 0
             )
+            self.limits_before[section.index] = self.scales[section.index][1] if step < 0 else limit
 
     async def store_snapshot(self, stage: int, falsify: Callable[[str, np.ndarray], np.ndarray] | None = None) -> None:
         """Stored by the first replica and verified by the second; ``falsify`` gets kind and array, after its leaf."""
@@ -256,6 +261,8 @@ class World:
             decayed, limit = (scale[blocks].numpy().copy() for scale in self.scales[section.index])
             elements = [self.rng.standard_normal(span.num_elements).astype(np.float32) for _ in range(3)]
             arrays = dict(zip(KINDS, [*elements, decayed, limit], strict=True))
+            if self.plan.config.pipeline.update_delay:
+                arrays[LIMIT_BEFORE] = self.limits_before[section.index][blocks].numpy().copy()
             leaf = leaf_hash(name, span.spec.shape, *(array.data for array in arrays.values()))
             if falsify is not None:
                 arrays = {kind: falsify(kind, array) for kind, array in arrays.items()}

@@ -24,7 +24,7 @@ from subnet.protocol.messages import AnyClaim, BackwardReceipt, ForwardReceipt, 
 from subnet.protocol.signing import Signer
 from subnet.run.apply import apply
 from subnet.run.events import AnyEvent, HardwareClassSet, Record, RunFinished, RunPlanned, TermStarted
-from subnet.run.state import RunState, member_of_boot, new_state
+from subnet.run.state import RunState, member_of_boot, new_state, update_delay
 from subnet.timing import TIMEOUTS, Backoff, Clock
 from subnet.words import Member
 from validator.copier import Copier, CopyPolicy
@@ -153,6 +153,8 @@ class Coordinator:
         """Open a new journal, or go on with the one that is there: in the same term, unless members may have seen more."""
         if self.state.run is None:
             self._emit(planned)
+        if update_delay(self.state):
+            self.watch.index = None  # it keeps track of one open step
         seen_more = self._journal.num_dropped > 0 or self.state.term <= others_term(self._journal.path)
         if seen_more or self.state.leader != self._signer.hotkey:
             self.core.term = self.state.term + 1

@@ -33,15 +33,16 @@ LEASES_AT_ONCE = 400
 
 
 def decide_leases(now_s: float, state: RunState, watch: Watch, policy: Policy, rng: Randomness) -> list[Decision]:
-    work = state.work
-    if work is None:
-        return []
-    return (
-        _late(now_s, state, work, watch, policy)
-        or _skips(state, work, watch)
-        or _deals(now_s, state, work, watch, policy)
-        or decide_replays(now_s, state, work, watch, policy, rng)
-    )
+    """Of two open steps the older comes first in everything: the other can't be sealed before it."""
+    works = st.works(state)
+    for work in works:
+        decided = _late(now_s, state, work, watch, policy) or _skips(state, work, watch)
+        if decided:
+            return decided
+    decided = _deals(now_s, state, watch, policy)
+    for work in works:
+        decided = decided or decide_replays(now_s, state, work, watch, policy, rng)
+    return decided
 
 
 # --- clocks ------------------------------------------------------------------------------------------------------
@@ -66,6 +67,9 @@ def _late(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: P
             running, soonest_s = _quiet_leases(now_s, watch, policy, index, stage)
             look_s = work_s + soonest_s
         load = Counter(work.items[stage][m].member for m in running if work.items[stage][m].status == st.LIVE)
+        for other in st.works(state):
+            if other is not work:
+                load.update(other.items[stage][m].member for m in other.live[stage] if clock_runs(other, stage, m))
         for m in revoking:
             found = work.items[stage][m]
             if found.status == st.REVOKING and found.member is not None and m < work.num_training:
@@ -73,7 +77,8 @@ def _late(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: P
                 look_s = min(look_s, work_s + policy.answer_s - age_s)
                 if age_s >= policy.answer_s and found.member not in silent:
                     silent.add(found.member)
-                    decided.append(silent_outcome(state, stage, found.member, "no_answer_to_revoking", age_s))
+                    outcome = silent_outcome(state, stage, found.member, "no_answer_to_revoking", age_s, step=work.step)
+                    decided.append(outcome)
         for m in running:
             found = work.items[stage][m]
             if found.status != st.LIVE or found.member is None or found.member in silent:
@@ -180,7 +185,8 @@ def _skips(state: RunState, work: StepWork, watch: Watch) -> list[Decision]:
 
 def may_skip(state: RunState, work: StepWork, m: int) -> bool:
     """Never after a seal of the step, which counts it already; never the last microbatch."""
-    return m >= work.num_training or (not state.seals and st.num_counted(work) > 1)
+    sealed = work is state.work and state.seals
+    return m >= work.num_training or (not sealed and st.num_counted(work) > 1)
 
 
 def failure_agreed(state: RunState, stage: int, found: Item) -> tuple[str, bool] | None:
@@ -208,7 +214,7 @@ def lone_replica_failure(state: RunState, stage: int, found: Item) -> tuple[str,
 
 @dataclass
 class _Desk:
-    """One round of dealing: who is ready, what they have ahead, how long each item takes them."""
+    """One round of dealing of one step: who is ready, what they have ahead, how long each item takes them."""
 
     state: RunState
     work: StepWork
@@ -222,6 +228,11 @@ class _Desk:
     decided: list[Decision] = field(default_factory=list[Decision])
     dealt: list[set[int]] = field(default_factory=list[set[int]])
     """By stage: microbatches."""
+
+    def undealt(self, stage: int) -> list[int]:
+        """Items to deal, in order; hold-out items only of the older step: they are of the state that it updates."""
+        found = sorted(self.work.undealt[stage])
+        return found if self.work is self.state.work else [m for m in found if m < self.work.num_training]
 
     def finish_s(self, member: Member, stage: int) -> float:
         """When one more item would be finished; who was gone silently before is trusted with less."""
@@ -257,36 +268,45 @@ class _Desk:
         return min(able, key=lambda k: (silences.get(k, 0), self.finish_s(k, stage), k), default=None)
 
 
-def _deals(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: Policy) -> list[Decision]:
+def _deals(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
     """Opens paths from stage 0 as far as its members' windows go, and deals again what is open further on."""
-    stages = range(st.num_stages(state))
-    if not any(work.undealt) and not _revoked_evaluations(work, watch, state):
+    works, stages = st.works(state), range(st.num_stages(state))
+    if not any(any(work.undealt) or _revoked_evaluations(work, watch, state) for work in works):
         return []
     speeds = Speeds(state, watch, policy)
-    if watch.index is not None:
+    if watch.index is not None:  # then one step is open at a time
         index = watch.index.sync(state)
         replicas = [index.ready(state, stage) for stage in stages]
-        if not _has_room(state, work, index, replicas[0], speeds, policy):
+        if not _has_room(state, works[0], index, replicas[0], speeds, policy):
             return []
         load = index.load.copy()
     else:
         replicas = [st.ready(state, stage) for stage in stages]
         load = Counter[Member]()
-        for stage in stages:
-            load.update(m for m in (work.items[stage][i].member for i in work.live[stage]) if m is not None)
-    resting = {key for key in watch.lost_with if wait_left_s(now_s, watch, policy, *key) > 0}
-    shunned = {key: died_of(watch, *key) for key in watch.lost_with}
-    desk = _Desk(state, work, replicas, load, speeds, resting, shunned, dealt=[set() for _ in stages])
-    at_once = len(work.items[0]) if watch.index is None else max(8, LEASES_AT_ONCE // len(work.items))
+        for work in works:
+            for stage in stages:
+                load.update(m for m in (work.items[stage][i].member for i in work.live[stage]) if m is not None)
+    decided: list[Decision] = []
+    for work in works:
+        lost = [key for key in watch.lost_with if key[0] == work.step]
+        resting = {key[1:] for key in lost if wait_left_s(now_s, watch, policy, *key) > 0}
+        shunned = {key[1:]: died_of(watch, *key) for key in lost}
+        desk = _Desk(state, work, replicas, load, speeds, resting, shunned, dealt=[set() for _ in stages])
+        at_once = len(work.items[0]) if watch.index is None else max(8, LEASES_AT_ONCE // len(work.items))
+        _deal_step(desk, watch, policy, at_once)
+        decided += desk.decided
+    return decided
+
+
+def _deal_step(desk: _Desk, watch: Watch, policy: Policy, at_once: int) -> None:
     _deal_first_stage(desk, policy, at_once)
-    for stage in stages[1:]:
+    for stage in range(1, len(desk.replicas)):
         for m in _open_ahead(desk, stage, watch):
             if (m, stage) not in desk.resting:
                 member = desk.choose(m, stage)
                 if member is not None:
                     desk.deal(m, stage, member)
     _deal_revoked_evaluations(desk, watch)
-    return desk.decided
 
 
 def _has_room(
@@ -301,10 +321,9 @@ def _has_room(
 
 def _open_ahead(desk: _Desk, stage: int, watch: Watch) -> list[int]:
     """Items without a lease whose item of the stage before has one, or had; in order."""
-    undealt = desk.work.undealt[stage]
     if watch.index is not None:
-        return sorted(watch.index.ahead[stage] | (desk.dealt[stage - 1] & undealt))
-    return [m for m in sorted(undealt) if desk.is_dealt(m, stage - 1)]
+        return sorted(watch.index.ahead[stage] | (desk.dealt[stage - 1] & desk.work.undealt[stage]))
+    return [m for m in desk.undealt(stage) if desk.is_dealt(m, stage - 1)]
 
 
 def _deal_first_stage(desk: _Desk, policy: Policy, at_once: int) -> None:
@@ -313,7 +332,7 @@ def _deal_first_stage(desk: _Desk, policy: Policy, at_once: int) -> None:
     free = [k for k in replicas if desk.load[k] < windows[k]]
     if not free:
         return
-    for m in sorted(desk.work.undealt[0]):
+    for m in desk.undealt(0):
         if (m, 0) in desk.resting:
             continue
         member = desk.choose(m, 0, free)

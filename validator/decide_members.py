@@ -79,13 +79,18 @@ def _hardware_class(state: RunState, watch: Watch, policy: Policy) -> list[Decis
     return []
 
 
-def silent_outcome(state: RunState, stage: int, member: Member, code: str, age_s: float) -> Decision:
-    """A member didn't answer in time: its partial is void; the second time in a step it is gone."""
-    work = state.work
+def silent_outcome(
+    state: RunState, stage: int, member: Member, code: str, age_s: float, step: int | None = None
+) -> Decision:
+    """A member didn't answer in time: its partial (of the step that is merged, or ``step``) is void.
+
+    The second time in a step it is gone.
+    """
+    step = state.next_step if step is None else step
+    work = st.work_at(state, step)
     reason = because(code, stage=stage, age_s=age_s)
     if work is not None and is_second_silence(work, member):
         return Decision(ev.Gone(member, "silent"), reason)
-    step = state.next_step
     return Decision(ev.Voided(step, stage, member, "silent"), reason)
 
 

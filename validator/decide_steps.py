@@ -17,13 +17,14 @@ from validator.watch import Watch
 
 
 def decide_steps(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
-    return _plan(state) or _snapshots(now_s, state, watch, policy) or _seal(state) or _finish(state, watch)
+    return _plan(state, watch) or _snapshots(now_s, state, watch, policy) or _seal(state) or _finish(state, watch)
 
 
-def _plan(state: RunState) -> list[Decision]:
-    if state.work is not None:
+def _plan(state: RunState, watch: Watch) -> list[Decision]:
+    """The step that is due; and the one behind it as soon as its state is there, unless members are to move first."""
+    if state.work is not None and (watch.drains or not st.may_open_ahead(state)):
         return []
-    config, step = st.config(state), state.next_step
+    config, step = st.config(state), state.next_step + (state.work is not None)
     last = config.run.steps
     num_evaluation = config.num_evaluation_items if config.evaluates_at(step) else 0
     if step == last and not num_evaluation:

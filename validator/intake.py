@@ -251,8 +251,8 @@ def _missing(state: RunState, member: Member, claim: msg.MissingClaim, watch: Wa
 def replay_allowed(state: RunState, key: tuple[int, int, int, bool]) -> bool:
     """Whether the boundary was receipted, so that its bytes are lost and not just late."""
     step, m, producer, backward = key
-    item = st.item(state, step, m, producer)
-    if item is None or state.work is None or m in state.work.skipped:
+    item, work = st.item(state, step, m, producer), st.work_at(state, step)
+    if item is None or work is None or m in work.skipped:
         return False
     return item.status == st.DONE or (not backward and item.forwarded)
 

@@ -27,7 +27,7 @@ def decide_replays(
 ) -> list[Decision]:
     """A reported missing boundary whose producer is receipted is made again, by its producer if that one lives."""
     decided: list[Decision] = []
-    for key in list(watch.missing):
+    for key in [key for key in watch.missing if key[0] == work.step]:
         del watch.missing[key]
         if not replay_allowed(state, key):
             continue
@@ -63,7 +63,7 @@ def _doubted(
     if old is None or old.generation < TRIED or info is None or found.member is None or not value:
         return None
     by_store = st.config(state).pipeline.boundaries == "store" or not info.reachable
-    if not by_store or m >= work.num_training or st.is_sealed(state, stage):
+    if not by_store or m >= work.num_training or st.is_sealed(state, stage, work):
         return None
     probe = ProbeSlices(step, st.group_of(state, stage), -old.generation, (value,))
     if probe not in watch.probed:
@@ -75,4 +75,4 @@ def _doubted(
     if value in watch.blobs:
         return None
     age_s = watch.age(("replay", key, old.generation), now_s)
-    return [silent_outcome(state, stage, found.member, "receipt_without_bytes", age_s)]
+    return [silent_outcome(state, stage, found.member, "receipt_without_bytes", age_s, step)]

@@ -87,11 +87,15 @@ def _empty_stage(now_s: float, state: RunState, watch: Watch, policy: Policy) ->
 
 
 def _starving_stage(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
-    """Looked at once between two steps; a move that would help has to be one for long before it is made."""
+    """Looked at once between two steps; a move that would help has to be one for long before it is made.
+
+    Where steps overlap it is looked at with each seal, and before a move the open step ends alone: nothing is redone.
+    """
     step = state.next_step
-    if state.work is not None or watch.balanced_step == step:
+    between = state.work is None
+    if watch.balanced_step == step or not (between or st.update_delay(state)):
         return []
-    watch.balanced_step = step
+    watch.balanced_step, watch.drains = step, False
     if step < 0 or step + policy.rebalance_steps >= st.config(state).run.steps:
         return []
     move = stage_plan.move_for_balance(replicas(state, watch), stage_costs(state), policy.rebalance_factor)
@@ -103,6 +107,9 @@ def _starving_stage(now_s: float, state: RunState, watch: Watch, policy: Policy)
         since = watch.imbalance = Imbalance(move.target, step, now_s)
     long_enough = now_s - since.since_s >= policy.rebalance_s and step - since.since_step >= policy.rebalance_steps
     if not long_enough or now_s - watch.moved_s < policy.rebalance_gap_s:
+        return []
+    if not between:
+        watch.drains = True
         return []
     return _moved(now_s, state, watch, move)
 

@@ -12,6 +12,7 @@ from subnet.protocol import wire
 from subnet.protocol.api import MemberView, RunStatus, RunSummary, StoreCosts
 from subnet.protocol.messages import BackwardReceipt, ForwardReceipt, Report
 from subnet.run.events import Record, StageSealed, StepSealed
+from subnet.run.state import works
 from validator.coordinator import Coordinator
 from validator.decide import waiting_for
 from validator.journal_store import JournalStore
@@ -209,7 +210,7 @@ class RunSession:
         state, watch, now = self.coordinator.state, self.coordinator.watch, self.clock.now_s()
         views: list[MemberView] = []
         for member, info in sorted(state.members.items(), key=lambda pair: (pair[1].stage, pair[0])):
-            held = state.work.held.get(member, set()) if state.work else set[int]()
+            leases = sum(len(work.held.get(member, ())) for work in works(state))
             ready = info.version if info.version is not None else -2
             speed = watch.speed(member)
             known = [s for s in (speed.forward_s, speed.backward_s) if s is not None]
@@ -220,7 +221,7 @@ class RunSession:
                     incarnation=f"{member.term}.{member.number}",
                     stage=info.stage,
                     ready_for_step=ready,
-                    leases=len(held),
+                    leases=leases,
                     items_done=self._items_done.get(member.hotkey, 0),
                     seconds_per_item=sum(known) if known else None,
                     heard_s_ago=heard,

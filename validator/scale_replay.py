@@ -1,4 +1,4 @@
-"""Block exponents in force at the open step, derived from what is sealed as every replica derives them, to the bit.
+"""Block exponents of the sums of the open step, derived from what is sealed as every replica derives them, to the bit.
 
 `docs/arithmetic.md` §6 in numpy, over the block maxima that each sealed step's merged partitions end with. It starts
 from calibration, or from a verified snapshot whose tensors are first hashed against the agreed state root: whoever
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from subnet.errors import Corrupt, NotFound
 from subnet.model.plan import ModelPlan
-from subnet.model.snapshots import KINDS, ChunkRef, TensorEntry, array_bytes, check_manifest, decode_manifest
+from subnet.model.snapshots import ChunkRef, TensorEntry, array_bytes, check_manifest, decode_manifest, kinds_of
 from subnet.numerics.layout import Partition, Section, TensorSpan
 from subnet.numerics.roots import leaf_hash, stage_root
 from subnet.run import state as st
@@ -79,11 +79,14 @@ class ScaleReplay:
         self._lock = asyncio.Lock()
 
     async def exponents(self, section: Section, step: int, state: RunState, *, deadline: Deadline) -> Exponents | None:
-        """Those in force at ``step``, the open one; None while it calibrates. ``state`` may go on meanwhile."""
+        """Those of the state that ``step``, the open one, is computed from; None while it calibrates.
+
+        ``state`` may go on meanwhile.
+        """
         if step == CALIBRATION_STEP:
             return None
         async with deadline.limit(f"the scales of {section.name}"), self._lock:
-            return await self._exponents(section, step, state, deadline)
+            return await self._exponents(section, self._plan.config.version_of(step), state, deadline)
 
     async def _exponents(self, section: Section, version: int, state: RunState, deadline: Deadline) -> Exponents:
         first, point, stage = self._start(section, version, state)
@@ -165,13 +168,14 @@ class ScaleReplay:
     async def _restore_tensor(
         self, span: TensorSpan, entry: TensorEntry, decayed: Fp32, limit: Fp32, deadline: Deadline
     ) -> None:
-        arrays = [await self._array(span, kind, entry.arrays[kind], deadline) for kind in KINDS]
+        kinds = kinds_of(entry)
+        arrays = [await self._array(span, kind, entry.arrays[kind], deadline) for kind in kinds]
         leaf = await asyncio.to_thread(leaf_hash, span.spec.name, span.spec.shape, *arrays)
         if leaf != entry.leaf:
             raise Corrupt(f"the snapshot's arrays of {span.spec.name} don't give its leaf")
         blocks = slice(span.block_start, span.block_start + span.num_blocks)
-        decayed[blocks] = np.frombuffer(arrays[KINDS.index("decayed")], dtype="<f4")
-        limit[blocks] = np.frombuffer(arrays[KINDS.index("limit")], dtype="<f4")
+        decayed[blocks] = np.frombuffer(arrays[kinds.index("decayed")], dtype="<f4")
+        limit[blocks] = np.frombuffer(arrays[kinds.index("limit")], dtype="<f4")
 
     async def _array(self, span: TensorSpan, kind: str, refs: Sequence[ChunkRef], deadline: Deadline) -> bytearray:
         whole, start = bytearray(array_bytes(span.spec, kind)), 0

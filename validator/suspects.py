@@ -17,13 +17,14 @@ MAX_DOUBLINGS = 16
 
 
 def note_lost(now_s: float, state: RunState, watch: Watch, member: Member) -> None:
-    """A process is gone without a word: what it may have been computing is remembered until the step is sealed."""
-    work, info = state.work, state.members.get(member)
-    if work is None or info is None:
+    """A process is gone without a word: what it may have been computing is remembered until its step is sealed."""
+    info = state.members.get(member)
+    if info is None:
         return
-    for m in work.held.get(member, ()):
-        if may_have_run(work, info.stage, m):
-            watch.lost_with.setdefault((m, info.stage), {})[member] = now_s
+    for work in st.works(state):
+        for m in work.held.get(member, ()):
+            if may_have_run(work, info.stage, m):
+                watch.lost_with.setdefault((work.step, m, info.stage), {})[member] = now_s
 
 
 def may_have_run(work: StepWork, stage: int, m: int) -> bool:
@@ -34,22 +35,22 @@ def may_have_run(work: StepWork, stage: int, m: int) -> bool:
     return stage == 0 or found.forwarded or work.items[stage - 1][m].forwarded
 
 
-def died_of(watch: Watch, m: int, stage: int) -> set[str]:
+def died_of(watch: Watch, step: int, m: int, stage: int) -> set[str]:
     """Hotkeys that were lost while they had the item."""
-    return {member.hotkey for member in watch.lost_with.get((m, stage), {})}
+    return {member.hotkey for member in watch.lost_with.get((step, m, stage), {})}
 
 
-def is_suspect(watch: Watch, policy: Policy, m: int, stage: int) -> bool:
+def is_suspect(watch: Watch, policy: Policy, step: int, m: int, stage: int) -> bool:
     """Several hotkeys were lost with it; or fewer, where there is nobody else, twice as often."""
-    num_losses = len(watch.lost_with.get((m, stage), {}))
-    return len(died_of(watch, m, stage)) >= policy.suspect_deaths or num_losses >= 2 * policy.suspect_deaths
+    num_losses = len(watch.lost_with.get((step, m, stage), {}))
+    return len(died_of(watch, step, m, stage)) >= policy.suspect_deaths or num_losses >= 2 * policy.suspect_deaths
 
 
-def wait_left_s(now_s: float, watch: Watch, policy: Policy, m: int, stage: int) -> float:
+def wait_left_s(now_s: float, watch: Watch, policy: Policy, step: int, m: int, stage: int) -> float:
     """Seconds until a suspect item may be dealt again: twice as long after each death."""
-    if not is_suspect(watch, policy, m, stage):
+    if not is_suspect(watch, policy, step, m, stage):
         return 0.0
-    lost = watch.lost_with[m, stage]
+    lost = watch.lost_with[step, m, stage]
     doublings = min(len(lost) - policy.suspect_deaths, MAX_DOUBLINGS)
     wait_s = min(policy.suspect_wait_s * 2**doublings, policy.suspect_wait_max_s)
     return max(0.0, max(lost.values()) + wait_s - now_s)
@@ -57,17 +58,18 @@ def wait_left_s(now_s: float, watch: Watch, policy: Policy, m: int, stage: int) 
 
 def waiting_for_suspect(state: RunState, watch: Watch, policy: Policy) -> str:
     """The unfinished item that most processes died of, in words; empty if there is none."""
-    work = state.work
-    if work is None:
-        return ""
     open_items = [
-        (m, stage)
-        for m, stage in watch.lost_with
-        if (m in work.live[stage] or m in work.undealt[stage]) and is_suspect(watch, policy, m, stage)
+        (step, m, stage)
+        for step, m, stage in watch.lost_with
+        if (work := st.work_at(state, step)) is not None
+        and (m in work.live[stage] or m in work.undealt[stage])
+        and is_suspect(watch, policy, step, m, stage)
     ]
     if not open_items:
         return ""
-    m, stage = max(open_items, key=lambda key: (len(watch.lost_with[key]), key))
-    lost = watch.lost_with[m, stage]
-    names = ", ".join(sorted(died_of(watch, m, stage)))
-    return f"microbatch {m} of step {work.step} at stage {stage}: {len(lost)} processes were lost while they had it ({names})"
+    step, m, stage = max(open_items, key=lambda key: (-key[0], len(watch.lost_with[key]), key))
+    lost = watch.lost_with[step, m, stage]
+    names = ", ".join(sorted(died_of(watch, step, m, stage)))
+    return (
+        f"microbatch {m} of step {step} at stage {stage}: {len(lost)} processes were lost while they had it ({names})"
+    )

@@ -88,12 +88,14 @@ class Watch:
         self.imbalance: Imbalance | None = None
         self.balanced_step: int | None = None
         """The step before which the balance of the stages was last looked at."""
+        self.drains = False
+        """Whether no step is opened ahead, so that a member can be moved between two steps."""
         self.moved_s = NEVER
         """When a member was last moved."""
         self.missing: dict[tuple[int, int, int, bool], None] = {}
         """Reported missing boundaries: (step, microbatch, producing stage, backward), in order of report."""
-        self.lost_with: dict[tuple[int, int], dict[Member, float]] = {}
-        """By (microbatch, stage) of this step: who was lost while it had the item's lease, and when."""
+        self.lost_with: dict[tuple[int, int, int], dict[Member, float]] = {}
+        """By (step, microbatch, stage) of an open step: who was lost while it had the item's lease, and when."""
         self.class_votes: dict[tuple[str, ...], set[str]] = {}
         """Hardware classes of would-be members, with the coldkeys that have them, while the run has none."""
 
@@ -197,12 +199,12 @@ class Watch:
         return sorted(self._since.items(), key=lambda entry: entry[1])
 
     def at_step(self, step: int) -> None:
-        """Forgets what belongs to an earlier step."""
+        """Forgets what belongs to an earlier step than this, the one that is sealed next."""
         if step != self._step:
             self._step = step
             self._since.clear()
-            self.missing.clear()
-            self.lost_with.clear()
+            self.missing = {key: None for key in self.missing if key[0] >= step}
+            self.lost_with = {key: lost for key, lost in self.lost_with.items() if key[0] >= step}
             self.blobs.clear()
             self.probed.clear()
             self.unconfirmed.clear()

@@ -206,6 +206,22 @@ def _microbatch_tokens(plan: ModelPlan) -> int:
     return plan.config.pipeline.microbatch_rows * plan.config.data.sequence_length
 
 
+TWICE_AHEAD = ("weights", "bf16 copies", "accumulator", "received boundaries")
+
+
+def _terms_ahead(terms: tuple[MemoryTerm, ...], num_blocks: int) -> tuple[MemoryTerm, ...]:
+    """What ``update_delay`` 1 adds: the state before's weights, and the sums and boundaries of a second open step.
+
+    Merging and computing go on at the same time, so the smaller of the two phases counts in full.
+    """
+    twice = [
+        MemoryTerm(f"{term.name} of the step ahead", term.size_bytes) for term in terms if term.name in TWICE_AHEAD
+    ]
+    scales = MemoryTerm("scales of the step ahead", (4 + BYTES_PER_BLOCK_STEP) * num_blocks)
+    phases = [sum(term.size_bytes for term in terms if term.phase == phase) for phase in ("compute", "merge")]
+    return (*twice, scales, MemoryTerm("merge beside compute", min(phases)))
+
+
 def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) -> StageMemory:
     """What a miner that serves ``stage`` needs above its level after import."""
     given = budgets or Budgets()
@@ -219,7 +235,7 @@ def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) ->
     step_blobs = directions * own_items * boundary_bytes(plan)
     blobs = max(step_blobs, min(step_blobs * (given.kept_steps + 1), given.boundary_memory_bytes))
     waiting = directions * WAITING_INPUTS * boundary_bytes(plan)
-    terms = (
+    terms: tuple[MemoryTerm, ...] = (
         MemoryTerm("weights", 4 * elements),
         MemoryTerm("bf16 copies", bf16_copy_bytes(plan, stage)),
         MemoryTerm("moments", 8 * elements),
@@ -237,5 +253,7 @@ def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) ->
         MemoryTerm("slices received", packed if given.replicas > 1 else 0, "merge"),
         MemoryTerm("merged slices", packed, "merge"),
     )
+    if plan.config.pipeline.update_delay:
+        terms = (*terms, *_terms_ahead(terms, blocks))
     slack = int(HEAP_SLACK * StageMemory(stage, terms).peak_bytes)
     return StageMemory(stage, (*terms, MemoryTerm("heap slack", slack)))

@@ -23,6 +23,12 @@ CHUNK_BYTES = 32 << 20
 KINDS = ("weight", "exp_avg", "exp_avg_sq", "decayed", "limit")
 """The arrays of a tensor, in the order in which its leaf hashes them; the last two have one number per block."""
 
+LIMIT_BEFORE = "limit_before"
+"""With ``update_delay`` 1, behind them: the limits of the state before, whose scales the next merged gradient has."""
+
+ALL_KINDS = (*KINDS, LIMIT_BEFORE)
+PER_BLOCK = ("decayed", "limit", LIMIT_BEFORE)
+
 LIMIT_MANIFEST_BYTES = 32 << 20
 
 
@@ -52,8 +58,13 @@ class SnapshotManifest(msgspec.Struct, frozen=True):
     @property
     def chunks(self) -> tuple[ChunkRef, ...]:
         """Every chunk, each once."""
-        refs = (ref for entry in self.entries for kind in KINDS for ref in entry.arrays[kind])
+        refs = (ref for entry in self.entries for kind in kinds_of(entry) for ref in entry.arrays[kind])
         return tuple(dict.fromkeys(refs))
+
+
+def kinds_of(entry: TensorEntry) -> tuple[str, ...]:
+    """The arrays that an entry has, in the order of its leaf."""
+    return ALL_KINDS if LIMIT_BEFORE in entry.arrays else KINDS
 
 
 class BlobSink(Protocol):
@@ -70,7 +81,7 @@ class BlobSource(Protocol):
 
 def array_bytes(spec: TensorSpec, kind: str) -> int:
     """Bytes of a tensor's array."""
-    return 4 * (spec.num_blocks if kind in ("decayed", "limit") else spec.num_elements)
+    return 4 * (spec.num_blocks if kind in PER_BLOCK else spec.num_elements)
 
 
 def cut_array(data: memoryview, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[ChunkRef, memoryview]]:
@@ -84,7 +95,7 @@ def cut_array(data: memoryview, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tupl
 def store_tensor(spec: TensorSpec, arrays: Mapping[str, memoryview | None], leaf: bytes, put: BlobSink) -> TensorEntry:
     """Hand every chunk to ``put`` and describe the tensor; None (or a missing kind) stands for zeros."""
     refs: dict[str, tuple[ChunkRef, ...]] = {}
-    for kind in KINDS:
+    for kind in ALL_KINDS if LIMIT_BEFORE in arrays else KINDS:
         data = arrays.get(kind)
         chunks: list[ChunkRef] = []
         if data is not None:
@@ -133,7 +144,7 @@ def check_manifest(manifest: SnapshotManifest, specs: Iterable[TensorSpec]) -> d
     if [entry.name for entry in manifest.entries] != [spec.name for spec in specs]:
         raise InputError("the snapshot's tensors are not those of the plan, in canonical order")
     for entry, spec in zip(manifest.entries, specs, strict=True):
-        if entry.shape != spec.shape or set(entry.arrays) != set(KINDS) or len(entry.leaf) != 32:
+        if entry.shape != spec.shape or set(entry.arrays) != set(kinds_of(entry)) or len(entry.leaf) != 32:
             raise InputError(f"the snapshot's entry {spec.name} doesn't fit the plan")
         for kind, refs in entry.arrays.items():
             if refs and sum(ref.size_bytes for ref in refs) != array_bytes(spec, kind):

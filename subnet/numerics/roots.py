@@ -22,13 +22,17 @@ def leaf_hash(
     exp_avg_sq: Buffer,
     decayed: Buffer,
     limit: Buffer,
+    *limit_before: Buffer,
 ) -> bytes:
-    """The leaf of one tensor: its name, shape, values, moments and scale state."""
+    """The leaf of one tensor: its name, shape, values, moments and scale state.
+
+    ``limit_before``: one more of those, in runs with ``update_delay`` 1.
+    """
     hasher = blake3(b"iota/leaf/1\0" + name.encode() + b"\0" + struct.pack(f"<{1 + len(shape)}Q", len(shape), *shape))
     size = 4 * math.prod(shape)
-    for buffer in (weight, exp_avg, exp_avg_sq, decayed, limit):
+    for index, buffer in enumerate((weight, exp_avg, exp_avg_sq, decayed, limit, *limit_before)):
         view = memoryview(buffer).cast("B")
-        if buffer is not decayed and buffer is not limit and len(view) != size:
+        if index < 3 and len(view) != size:
             raise ValueError(f"a buffer of {name} has {len(view)} bytes instead of {size}")
         hasher.update(struct.pack("<Q", len(view)))
         hasher.update(view)

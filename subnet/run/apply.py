@@ -12,7 +12,7 @@ from typing import Never
 from subnet.run import events as ev
 from subnet.run.config import RunConfig
 from subnet.run.invariants import InvariantBroken, require
-from subnet.run.members import apply_gone, apply_joined, apply_updated, verify_snapshots
+from subnet.run.members import apply_gone, apply_joined, apply_updated, drop_replaced, verify_snapshots
 from subnet.run.merges import (
     apply_checked,
     apply_committed,
@@ -37,10 +37,13 @@ from subnet.run.state import (
     StoredSnapshot,
     config,
     evaluation_settled,
+    may_open_ahead,
     new_state,
     num_stages,
     plan,
     stage_settled,
+    update_delay,
+    works,
 )
 from subnet.run.work import (
     apply_backwarded,
@@ -163,19 +166,17 @@ def apply_run_planned(state: RunState, event: ev.RunPlanned) -> None:
 
 
 def apply_term_started(state: RunState, event: ev.TermStarted) -> None:
-    """Every incarnation ends, and with them everything of the open step that isn't sealed."""
+    """Every incarnation ends, and with them everything of the open steps that isn't sealed."""
     require(event.number > state.term, f"term {event.number} after term {state.term}")
     state.term, state.leader, state.nonce = event.number, event.hotkey, event.nonce
     state.members, state.boots, state.orders = {}, {}, {}
-    work = state.work
-    if work is None:
-        return
     groups = plan(state).groups
-    for group, merge in enumerate(work.merges):
-        for stage in groups[group].stages:
-            void_stage(work, stage, sealed=group in state.seals)
-        reset_merge(merge)
-    work.held, work.epochs, work.silences, work.replays = {}, {}, {}, {}
+    for work in works(state):
+        for group, merge in enumerate(work.merges):
+            for stage in groups[group].stages:
+                void_stage(work, stage, sealed=work is state.work and group in state.seals)
+            reset_merge(merge)
+        work.held, work.epochs, work.silences, work.replays = {}, {}, {}, {}
 
 
 def void_stage(work: StepWork, stage: int, *, sealed: bool) -> None:
@@ -188,8 +189,10 @@ def void_stage(work: StepWork, stage: int, *, sealed: bool) -> None:
 
 
 def apply_step_planned(state: RunState, event: ev.StepPlanned) -> None:
-    require(state.work is None, "a step is planned while another is open")
-    require(event.step == state.next_step, f"step {event.step} is planned where {state.next_step} is due")
+    ahead = state.work is not None
+    require(not ahead or may_open_ahead(state), "a step is planned while another is open")
+    due = state.next_step + ahead
+    require(event.step == due, f"step {event.step} is planned where {due} is due")
     run: RunConfig = config(state)
     wanted = 0 if event.step == run.run.steps else run.pipeline.microbatches
     require(event.step <= run.run.steps, f"step {event.step} is beyond the run")
@@ -198,7 +201,7 @@ def apply_step_planned(state: RunState, event: ev.StepPlanned) -> None:
     first = run.pipeline.microbatches
     names = [*range(event.num_training), *range(first, first + event.num_evaluation)]
     stages = range(num_stages(state))
-    state.work = StepWork(
+    work = StepWork(
         step=event.step,
         num_training=event.num_training,
         num_evaluation=event.num_evaluation,
@@ -210,6 +213,10 @@ def apply_step_planned(state: RunState, event: ev.StepPlanned) -> None:
         evaluated=[0 for _ in stages],
         merges=[Merge() for _ in plan(state).groups],
     )
+    if ahead:
+        state.ahead = work
+    else:
+        state.work = work
 
 
 def apply_step_sealed(state: RunState, event: ev.StepSealed) -> None:
@@ -231,7 +238,9 @@ def seal_step(state: RunState, event: ev.StepSealed) -> None:
     seals: tuple[GroupSeal, ...] = tuple(state.seals[group] for group in groups)
     state.sealed[event.step] = StepLog(work.scalars, event.num_counted, event.coefficient_bits, seals)
     state.next_step += 1
-    state.work, state.seals, state.roots, state.orders = None, {}, {}, {}
+    state.work, state.ahead, state.seals, state.roots, state.orders = state.ahead, None, {}, {}, {}
+    if update_delay(state):
+        drop_replaced(state)  # what was kept for the step that is sealed now
 
 
 def apply_snapshot_ordered(state: RunState, event: ev.SnapshotOrdered) -> None:

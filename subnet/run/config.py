@@ -125,6 +125,7 @@ class PipelineSection(_Section, frozen=True):
     chunks: int = 1
     """Chunks of a microbatch, worked on one after the other; each has the exact shape rows / chunks."""
     update_delay: int = 0
+    """1: a step is computed from the state one update older, while the step before it is merged."""
     boundary_code: str = "raw"
     """What activations and gradients are rounded to between stages: ``raw`` (fp32 as computed), ``int8`` or ``int4``.
     Part of the run's arithmetic, so with a code the list of cuts belongs to the run's identity."""
@@ -139,7 +140,7 @@ class PipelineSection(_Section, frozen=True):
         _check(1 <= self.microbatch_rows <= 4096, "pipeline.microbatch_rows", self.microbatch_rows, "1 to 4096")
         ok = 1 <= self.chunks <= self.microbatch_rows and self.microbatch_rows % self.chunks == 0
         _check(ok, "pipeline.chunks", self.chunks, "a divisor of microbatch_rows")
-        _check(self.update_delay == 0, "pipeline.update_delay", self.update_delay, "0")
+        _check(self.update_delay in (0, 1), "pipeline.update_delay", self.update_delay, "0, 1")
         _check(
             self.boundary_code in ("raw", "int8", "int4"),
             "pipeline.boundary_code",
@@ -285,6 +286,13 @@ class RunConfig(_Section, frozen=True):
             return False
         every = self.evaluation.every_steps
         return step in (0, self.run.steps) or (every > 0 and step % every == 0)
+
+    def version_of(self, step: int) -> int:
+        """The state that the gradients of ``step`` are of, as the number of updates it has had.
+
+        With ``update_delay`` 1 it is the one before the newest; the first two steps share the first state with scales.
+        """
+        return step if step <= 0 else max(0, step - self.pipeline.update_delay)
 
     @property
     def tokens_per_step(self) -> int:

@@ -21,6 +21,7 @@ from subnet.run.state import (
     num_microbatches,
     num_stages,
     partitions_of,
+    update_delay,
 )
 from subnet.words import Commitment
 
@@ -69,6 +70,12 @@ def check(state: RunState) -> None:
             _check_stage(state, state.work, stage)
         for group, merge in enumerate(state.work.merges):
             _check_merge(state, group, merge)
+    if state.ahead is not None:
+        require(update_delay(state) == 1 and state.work is not None, "a step is open ahead of none")
+        require(state.ahead.step == state.next_step + 1, "the step ahead isn't the one behind the next")
+        require(all(merge == Merge() for merge in state.ahead.merges), "the step ahead is being merged")
+        for stage in range(num_stages(state)):
+            _check_stage(state, state.ahead, stage)
 
 
 def _check_stage(state: RunState, work: StepWork, stage: int) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from subnet.run.events import Gone, Joined, Updated
 from subnet.run.invariants import require
-from subnet.run.state import MemberInfo, RunState, StoredSnapshot, num_stages
+from subnet.run.state import MemberInfo, RunState, StoredSnapshot, num_stages, oldest_needed, works
 from subnet.run.work import drop_work, void_partial
 from subnet.words import CALIBRATION_STEP, Member
 
@@ -32,7 +32,7 @@ def apply_joined(state: RunState, event: Joined) -> None:
 
 
 def apply_gone(state: RunState, event: Gone) -> None:
-    """The member's unsealed work of the open step is void and its leases are open again."""
+    """The member's unsealed work of the open steps is void and its leases are open again."""
     require(event.member in state.members, f"{event.member} is gone without having been there")
     drop_member(state, event.member)
     hotkey = event.member.hotkey
@@ -43,9 +43,9 @@ def apply_gone(state: RunState, event: Gone) -> None:
 
 
 def drop_member(state: RunState, member: Member) -> None:
-    if state.work is not None:
-        void_partial(state, state.work, member)
-        drop_work(state.work, member)
+    for work in works(state):
+        void_partial(state, work, member)
+        drop_work(work, member)
     for stage in [s for s, ordered in state.orders.items() if ordered == member]:
         del state.orders[stage]
     del state.members[member]
@@ -67,22 +67,28 @@ def apply_updated(state: RunState, event: Updated) -> None:
 
 
 def verify_snapshots(state: RunState, stage: int) -> None:
-    """Marks the snapshot of ``next_step`` verified when another coldkey has its root; drops what it replaces."""
+    """Marks the snapshot of ``next_step`` verified when another coldkey has its root; drops what is replaced."""
     stored = state.snapshots.get(stage, [])
     if not stored or stored[-1].step != state.next_step or stored[-1].verified:
         return
     newest = stored[-1]
     if any(coldkey != newest.coldkey for coldkey in state.roots.get(stage, {}).get(newest.root, [])):
-        state.snapshots[stage] = [msgspec.structs.replace(newest, verified=True)]
-        _trim_log(state)
+        stored[-1] = msgspec.structs.replace(newest, verified=True)
+        drop_replaced(state)
 
 
-def _trim_log(state: RunState) -> None:
-    """Drops seals older than every stage's newest verified snapshot."""
+def drop_replaced(state: RunState) -> None:
+    """Drops what nobody restores from any more: all behind each stage's newest verified snapshot that a joiner may take.
+
+    One newer than what the open steps are computed from replaces nothing yet (:func:`oldest_needed`).
+    """
+    newest = oldest_needed(state)
 
     def verified_step(stored: list[StoredSnapshot]) -> int:
-        return max((s.step for s in stored if s.verified), default=CALIBRATION_STEP)
+        return max((s.step for s in stored if s.verified and s.step <= newest), default=CALIBRATION_STEP)
 
-    base = min(verified_step(state.snapshots.get(stage, [])) for stage in range(num_stages(state)))
-    for step in [step for step in state.sealed if step < base]:
+    base = {stage: verified_step(state.snapshots.get(stage, [])) for stage in range(num_stages(state))}
+    for stage, stored in state.snapshots.items():
+        stored[:] = [snapshot for snapshot in stored if snapshot.step >= base[stage]]
+    for step in [step for step in state.sealed if step < min(base.values())]:
         del state.sealed[step]

@@ -35,6 +35,7 @@ from subnet.run.work import clear_reduce, open_work
 
 def _merge(state: RunState, step: int, group: int, *phases: str) -> Merge:
     work = open_work(state, step)
+    require(work is state.work, f"step {step} is merged before the step before it is sealed")
     require(0 <= group < len(work.merges), f"group {group} isn't there")
     merge = work.merges[group]
     require(merge.phase in phases, f"group {group} is {merge.phase}, not {' or '.join(phases)}")

@@ -11,14 +11,19 @@ import msgspec
 
 from subnet.run.config import RunConfig
 from subnet.run.events import HardwareClassSet, RunFinished, RunPlanned
+from subnet.run.parts import DONE, Item, Merge, Replay
+from subnet.run.parts import FROZEN as FROZEN
+from subnet.run.parts import GATHERING as GATHERING
+from subnet.run.parts import LIVE as LIVE
+from subnet.run.parts import OPEN as OPEN
+from subnet.run.parts import REDUCING as REDUCING
+from subnet.run.parts import REVEALED as REVEALED
+from subnet.run.parts import REVOKING as REVOKING
+from subnet.run.parts import SEALED as SEALED
+from subnet.run.parts import Failure as Failure
+from subnet.run.parts import MergedPartition as MergedPartition
 from subnet.run.schedule import StepScalars
-from subnet.words import CALIBRATION_STEP, Commitment, GroupShape, Member
-
-OPEN, LIVE, REVOKING, DONE = 0, 1, 2, 3
-"""Status of an item's lease."""
-
-GATHERING, FROZEN, REDUCING, REVEALED, SEALED = "gathering", "frozen", "reducing", "revealed", "sealed"
-"""Phases of a group's merge."""
+from subnet.words import CALIBRATION_STEP, GroupShape, Member
 
 
 class MemberInfo(msgspec.Struct):
@@ -35,62 +40,8 @@ class MemberInfo(msgspec.Struct):
     """Whether others can connect to it."""
 
 
-class Replay(msgspec.Struct, frozen=True, array_like=True):
-    """Who serves a boundary again."""
-
-    member: Member
-    generation: int
-
-
-class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """A reported failure of an item."""
-
-    hotkey: str
-    generation: int
-    failure: str
-
-
-class Item(msgspec.Struct, array_like=True):
-    """One microbatch at one stage. ``member`` is the holder of the lease, or the last one while the item is OPEN."""
-
-    status: int = OPEN
-    member: Member | None = None
-    generation: int = 0
-    forwarded: bool = False
-    forward_hash: str = ""
-    backward_hash: str = ""
-    loss_bits: int | None = None
-    failures: tuple[Failure, ...] = ()
-
-
-class MergedPartition(msgspec.Struct, frozen=True, array_like=True):
-    hash: str
-    blob: str
-    size_bytes: int
-    squares: str
-
-
-class Merge(msgspec.Struct):
-    """The merge of one group at the open step. ``number`` and ``version`` only ever grow."""
-
-    phase: str = GATHERING
-    number: int = 0
-    version: int = 0
-    commitments: dict[Member, Commitment] = {}
-    entries: tuple[Commitment, ...] = ()
-    owners: tuple[Member, ...] = ()
-    merged: dict[int, MergedPartition] = {}
-    seed: str = ""
-    fingerprints: dict[Member, tuple[tuple[int, tuple[int, ...]], ...]] = {}
-    checks: dict[Member, bool] = {}
-    routed: bool = False
-    tracing: bool = False
-    failed_owners: set[str] = set()
-    """Hotkeys that won't own partitions of this group at this step again."""
-
-
 class StepWork(msgspec.Struct):
-    """The open step: its items by stage, who holds what, and the merges of its groups."""
+    """An open step: its items by stage, who holds what, and the merges of its groups."""
 
     step: int
     num_training: int
@@ -164,6 +115,9 @@ class RunState(msgspec.Struct):
     next_step: int = CALIBRATION_STEP
     """The version everybody should be at: -1 plus the number of StepSealed."""
     work: StepWork | None = None
+    """The open step, ``next_step``: the only one that is merged and sealed."""
+    ahead: StepWork | None = None
+    """With ``update_delay`` 1 the step behind it, which may only be computed, from the state at ``next_step``."""
     seals: dict[int, GroupSeal] = {}
     """By group: sealed at the open step."""
     sealed: dict[int, StepLog] = {}
@@ -219,6 +173,10 @@ def partitions_of(state: RunState, group: int, stage: int) -> tuple[int, ...]:
     return tuple(p for p, stages in enumerate(group_shape(state, group).partitions) if stage in stages)
 
 
+def update_delay(state: RunState) -> int:
+    return config(state).pipeline.update_delay
+
+
 def snapshot_due(state: RunState) -> bool:
     """Whether the state at ``next_step`` is to be stored before the run goes on."""
     version = state.next_step
@@ -245,7 +203,11 @@ def up_to_date(state: RunState, stage: int) -> list[Member]:
 
 
 def ready(state: RunState, stage: int) -> list[Member]:
-    """Members that may get leases of the open step at this stage, in order; none while no step is open."""
+    """Members that may get leases of the open steps at this stage, in order; none while no step is open.
+
+    With ``update_delay`` 1 whoever has the state at ``next_step`` has made it from the one before (:func:`restore_point`),
+    and keeps that one's weights until the step is sealed: so it can compute both steps.
+    """
     if state.work is None or state.work.step != state.next_step:
         return []
     return up_to_date(state, stage)
@@ -263,10 +225,31 @@ def member_of_boot(state: RunState, hotkey: str, boot: str) -> Member | None:
 # --- the open step -----------------------------------------------------------------------------------------------
 
 
-def item(state: RunState, step: int, microbatch: int, stage: int) -> Item | None:
-    """The item, if it belongs to the open step."""
+def works(state: RunState) -> list[StepWork]:
+    """The open steps, the older first: that is the one everybody waits for."""
+    return [work for work in (state.work, state.ahead) if work is not None]
+
+
+def work_at(state: RunState, step: int) -> StepWork | None:
+    """The work of this step, if it is open."""
+    return next((work for work in works(state) if work.step == step), None)
+
+
+def may_open_ahead(state: RunState) -> bool:
+    """Whether the step behind the open one may be planned: the state that it is computed from is there.
+
+    Calibration has nothing behind it: the first step needs its scales. Nor is the last, evaluating step opened ahead.
+    """
     work = state.work
-    if work is None or work.step != step or not 0 <= stage < len(work.items):
+    if work is None or state.ahead is not None or not update_delay(state):
+        return False
+    return 0 <= work.step < config(state).run.steps - 1
+
+
+def item(state: RunState, step: int, microbatch: int, stage: int) -> Item | None:
+    """The item, if it belongs to an open step."""
+    work = work_at(state, step)
+    if work is None or not 0 <= stage < len(work.items):
         return None
     return work.items[stage].get(microbatch)
 
@@ -275,9 +258,10 @@ def is_evaluation(state: RunState, microbatch: int) -> bool:
     return microbatch >= num_microbatches(state)
 
 
-def epoch(state: RunState, member: Member) -> int:
-    """How many of this member's partials of the open step are void."""
-    return state.work.epochs.get(member, 0) if state.work else 0
+def epoch(state: RunState, member: Member, step: int | None = None) -> int:
+    """How many of this member's partials of this open step (else the one that is merged) are void."""
+    work = state.work if step is None else work_at(state, step)
+    return work.epochs.get(member, 0) if work else 0
 
 
 def merge_of(state: RunState, step: int, group: int) -> Merge | None:
@@ -287,9 +271,9 @@ def merge_of(state: RunState, step: int, group: int) -> Merge | None:
     return work.merges[group]
 
 
-def is_sealed(state: RunState, stage: int) -> bool:
-    """Whether the open step's gradient of this stage is final."""
-    return group_of(state, stage) in state.seals
+def is_sealed(state: RunState, stage: int, work: StepWork | None = None) -> bool:
+    """Whether the open step's gradient of this stage is final; ``work``: of this one, the step ahead's never is."""
+    return (work is None or work is state.work) and group_of(state, stage) in state.seals
 
 
 def counted(state: RunState) -> list[int]:
@@ -363,9 +347,19 @@ class RestorePoint(msgspec.Struct, frozen=True):
     whole: bool
 
 
+def oldest_needed(state: RunState) -> int:
+    """The oldest state that an open step may still be computed from: with ``update_delay`` 1 the one before the newest."""
+    return state.next_step - update_delay(state)
+
+
 def restore_point(state: RunState, stage: int, coldkey: str = "") -> RestorePoint:
-    """The newest snapshot a joiner may trust: verified, or stored by its own coldkey; else the run's first."""
+    """The newest snapshot a joiner may trust: verified, or stored by its own coldkey; else the run's first.
+
+    None newer than what the open steps need: a joiner passes through that state on its way.
+    """
     for snapshot in reversed(state.snapshots.get(stage, [])):
+        if snapshot.step > oldest_needed(state):
+            continue
         if snapshot.verified or (coldkey and snapshot.coldkey == coldkey):
             return RestorePoint(version=snapshot.step, manifest=snapshot.manifest, whole=False)
     return RestorePoint(version=CALIBRATION_STEP, manifest=plan(state).snapshot, whole=True)

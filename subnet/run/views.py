@@ -166,17 +166,20 @@ def apply_seen_record(state: RunState, record: ev.Record, view: View) -> None:
 def seen_bytes(state: RunState, view: View) -> bytes:
     """Canonical bytes of what the view has of a state: equal for the fold of the whole and the fold of the view."""
     parts: dict[str, Any] = {
-        name: canonical(getattr(state, name)) for name in state.__struct_fields__ if name not in ("work", "number")
+        name: canonical(getattr(state, name))
+        for name in state.__struct_fields__
+        if name not in ("work", "ahead", "number")
     }
-    work = state.work
-    if work is not None:
+    for name, work in (("work", state.work), ("ahead", state.ahead)):
+        if work is None:
+            continue
         stages = sorted(view.stages)
         near = {member for member, info in state.members.items() if info.stage in view.stages}
 
-        def mine(found: dict[Member, Any]) -> Any:
+        def mine(found: dict[Member, Any], near: set[Member] = near) -> Any:
             return canonical({member: entry for member, entry in found.items() if member in near})
 
-        parts["work"] = [
+        parts[name] = [
             [work.step, work.num_training, work.num_evaluation, canonical(work.scalars), canonical(work.skipped)],
             [[canonical(work.items[s]), canonical(work.undealt[s]), canonical(work.live[s])] for s in stages],
             [[work.done[s], work.evaluated[s]] for s in stages],

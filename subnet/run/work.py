@@ -34,14 +34,15 @@ from subnet.run.state import (
     is_evaluation,
     is_sealed,
     num_counted,
+    work_at,
 )
 from subnet.words import Member
 
 
 def open_work(state: RunState, step: int) -> StepWork:
-    """The open step's work, which must be that of ``step``."""
-    work = state.work
-    require(work is not None and work.step == step, f"step {step} isn't open")
+    """The work of ``step``, which must be open."""
+    work = work_at(state, step)
+    require(work is not None, f"step {step} isn't open")
     assert work is not None
     return work
 
@@ -67,7 +68,8 @@ def apply_leased(state: RunState, event: Leased) -> None:
     free = found.status == OPEN or (evaluation and found.status == REVOKING)
     require(free, f"{name} is leased, but its lease is {found.status}")
     require(event.microbatch not in work.skipped, f"{name} is leased, but skipped")
-    require(evaluation or not is_sealed(state, event.stage), f"{name} is leased, but sealed")
+    require(evaluation or not is_sealed(state, event.stage, work), f"{name} is leased, but sealed")
+    require(not evaluation or work is state.work, f"{name} evaluates a state that isn't there yet")
     require(event.generation == found.generation + 1, f"{name} jumps to generation {event.generation}")
     info = state.members.get(event.member)
     require(info is not None and info.stage == event.stage, f"{name} is leased to {event.member}, not of that stage")
@@ -131,7 +133,7 @@ def apply_voided(state: RunState, event: Voided) -> None:
     work = open_work(state, event.step)
     info = state.members.get(event.member)
     require(info is not None and info.stage == event.stage, f"{event.member} is void at stage {event.stage}")
-    require(not is_sealed(state, event.stage), f"{event.member} is void at stage {event.stage}, which is sealed")
+    require(not is_sealed(state, event.stage, work), f"{event.member} is void at stage {event.stage}, which is sealed")
     void_partial(state, work, event.member)
     if event.why == "silent":
         work.silences[event.member] = work.silences.get(event.member, 0) + 1
@@ -151,7 +153,8 @@ def apply_microbatch_skipped(state: RunState, event: MicrobatchSkipped) -> None:
     m = event.microbatch
     require(m not in work.skipped, f"microbatch {m} is skipped twice")
     evaluation = is_evaluation(state, m)
-    require(evaluation or not state.seals, f"microbatch {m} is skipped after a seal of its step")
+    sealed = work is state.work and state.seals
+    require(evaluation or not sealed, f"microbatch {m} is skipped after a seal of its step")
     require(evaluation or num_counted(work) > 1, f"microbatch {m} is skipped, the last one of its step")
     for stage, items in enumerate(work.items):
         found = items[m]
@@ -182,7 +185,7 @@ def void_partial(state: RunState, work: StepWork, member: Member) -> None:
     """
     info = state.members[member]
     held = work.held.get(member, set())
-    sealed = is_sealed(state, info.stage)
+    sealed = is_sealed(state, info.stage, work)
     training = {m for m in held if m < work.num_training}
     for m in sorted(held):
         if m not in training or not sealed:

@@ -1,0 +1,67 @@
+"""The parts of an open step's work: one item with its lease, one group's merge. Plain data, part of :mod:`subnet.run.state`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from subnet.words import Commitment, Member
+
+OPEN, LIVE, REVOKING, DONE = 0, 1, 2, 3
+"""Status of an item's lease."""
+
+GATHERING, FROZEN, REDUCING, REVEALED, SEALED = "gathering", "frozen", "reducing", "revealed", "sealed"
+"""Phases of a group's merge."""
+
+
+class Replay(msgspec.Struct, frozen=True, array_like=True):
+    """Who serves a boundary again."""
+
+    member: Member
+    generation: int
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """A reported failure of an item."""
+
+    hotkey: str
+    generation: int
+    failure: str
+
+
+class Item(msgspec.Struct, array_like=True):
+    """One microbatch at one stage. ``member`` is the holder of the lease, or the last one while the item is OPEN."""
+
+    status: int = OPEN
+    member: Member | None = None
+    generation: int = 0
+    forwarded: bool = False
+    forward_hash: str = ""
+    backward_hash: str = ""
+    loss_bits: int | None = None
+    failures: tuple[Failure, ...] = ()
+
+
+class MergedPartition(msgspec.Struct, frozen=True, array_like=True):
+    hash: str
+    blob: str
+    size_bytes: int
+    squares: str
+
+
+class Merge(msgspec.Struct):
+    """The merge of one group at the open step. ``number`` and ``version`` only ever grow."""
+
+    phase: str = GATHERING
+    number: int = 0
+    version: int = 0
+    commitments: dict[Member, Commitment] = {}
+    entries: tuple[Commitment, ...] = ()
+    owners: tuple[Member, ...] = ()
+    merged: dict[int, MergedPartition] = {}
+    seed: str = ""
+    fingerprints: dict[Member, tuple[tuple[int, tuple[int, ...]], ...]] = {}
+    checks: dict[Member, bool] = {}
+    routed: bool = False
+    tracing: bool = False
+    failed_owners: set[str] = set()
+    """Hotkeys that won't own partitions of this group at this step again."""
