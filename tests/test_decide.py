@@ -190,6 +190,7 @@ def test_the_window_grows_with_speed_and_depth() -> None:
     assert window(POLICY, 3, 10.0) == 3 + POLICY.window_extra
     assert window(POLICY, 3, 0.05) == 3 + POLICY.window_extra + 10
     assert window(POLICY, 3, 1e-9) == POLICY.window_max
+    assert window(POLICY, 3, 0.5, by_store=True) == 3 + POLICY.window_extra + 5  # 0.5 s, and 4 hops of 0.5 s
 
 
 def test_a_lease_is_late_only_while_its_input_is_there() -> None:

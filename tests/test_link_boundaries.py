@@ -52,7 +52,7 @@ def links(tmp_path: Path, code: str) -> Any:
     cache = BoundaryCache(tmp_path / "boundaries", memory_bytes=1 << 24, disk_bytes=1 << 24)
     peer_blobs = SimpleNamespace(use=lambda transport: None)
     context: Any = SimpleNamespace(
-        plan=plan, run_id="run", local=LocalView(), run_state=SimpleNamespace(next_step=3, work=None), member=ME,
+        plan=plan, run_id="run", local=LocalView(), run_state=SimpleNamespace(next_step=3, work=None, ahead=None), member=ME,
         cache=cache, wake=lambda: None, peer_blobs=peer_blobs, stage=None,
     )  # fmt: skip
     made = Links(context)

@@ -226,7 +226,7 @@ def test_clipping_is_seen_when_scales_are_too_small():
     reference = a_reference()
     reference.calibrate()
     for entry in reference.entries:
-        entry.limit = entry.limit * np.float32(1 / 64)
+        entry.limit = entry.limit_used = entry.limit * np.float32(1 / 64)
     each = reference.step(0, measure=True).measured["model.norm.weight"]
     assert each.clipped > 0
     assert 0.1 < each.lost_energy < 1
@@ -250,7 +250,7 @@ def test_block_maxima_are_the_maxima_of_the_blocks(rows, length, seed):
 @given(st.floats(2.0**-60, 2.0**100, width=32), st.sampled_from([3, 511, 1023]))
 def test_the_exponent_is_the_smallest_that_fits(limit, qmax):
     entry = _entry((1, 1), 1)
-    entry.qmax, entry.limit = qmax, np.array([limit], np.float32)
+    entry.qmax, entry.limit_used = qmax, np.array([limit], np.float32)
     k = int(entry.exponents()[0])
     assert Fraction(limit) <= qmax * Fraction(2) ** k
     assert Fraction(limit) > qmax * Fraction(2) ** (k - 1)

@@ -31,7 +31,7 @@ def state_of(**changes: Any) -> Any:
     work.replays[0, 1, False] = Replay(BEFORE, 1)
     stages = {ME: 1, BEFORE: 0, OTHER: 0, AFTER: 2}
     members = {member: SimpleNamespace(stage=stage) for member, stage in stages.items()}
-    return SimpleNamespace(**({"next_step": 5, "work": work, "members": members} | changes))
+    return SimpleNamespace(**({"next_step": 5, "work": work, "ahead": None, "members": members} | changes))
 
 
 FRAME = BoundaryFrame("run", 5, 0, 0, False, BEFORE, 2, "h")

@@ -316,7 +316,9 @@ def _has_room(
     if any(index.ahead) or index.revoked_evaluations:
         return True
     num_stages = len(work.items)
-    return bool(work.undealt[0]) and any(index.load[k] < window(policy, num_stages, speeds.of(k, 0)) for k in first)
+    return bool(work.undealt[0]) and any(
+        index.load[k] < window(policy, num_stages, speeds.of(k, 0), by_store=_uses_store(state)) for k in first
+    )
 
 
 def _open_ahead(desk: _Desk, stage: int, watch: Watch) -> list[int]:
@@ -328,7 +330,8 @@ def _open_ahead(desk: _Desk, stage: int, watch: Watch) -> list[int]:
 
 def _deal_first_stage(desk: _Desk, policy: Policy, at_once: int) -> None:
     replicas = desk.replicas[0]
-    windows = {k: window(policy, len(desk.work.items), desk.each_s.of(k, 0)) for k in replicas}
+    num_stages, by_store = len(desk.work.items), _uses_store(desk.state)
+    windows = {k: window(policy, num_stages, desk.each_s.of(k, 0), by_store=by_store) for k in replicas}
     free = [k for k in replicas if desk.load[k] < windows[k]]
     if not free:
         return
@@ -347,9 +350,17 @@ def _deal_first_stage(desk: _Desk, policy: Policy, at_once: int) -> None:
                 return
 
 
-def window(policy: Policy, num_stages: int, each_s: float) -> int:
+def _uses_store(state: RunState) -> bool:
+    """Whether boundaries may go through the store, which takes longer."""
+    if st.config(state).pipeline.boundaries == "store":
+        return True
+    return any(not info.reachable for info in state.members.values())
+
+
+def window(policy: Policy, num_stages: int, each_s: float, *, by_store: bool = False) -> int:
     """Items that keep a member of the first stage busy while others of its items travel down the pipeline and back."""
-    travelling = int(policy.window_s / each_s) if each_s > 0 else policy.window_max
+    hops_s = policy.window_hop_s * 2 * (num_stages - 1) if by_store else 0.0
+    travelling = int((policy.window_s + hops_s) / each_s) if each_s > 0 else policy.window_max
     return min(policy.window_max, num_stages + policy.window_extra + travelling)
 
 

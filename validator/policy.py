@@ -59,6 +59,8 @@ class Policy(msgspec.Struct, frozen=True):
     """Items a member of the first stage has ahead, beyond one for each stage."""
     window_s: float = 0.5
     """And as many more as it computes in this time: what a receipt and a lease take to travel."""
+    window_hop_s: float = 0.5
+    """And for each boundary on the way that goes through the store: a PUT, a receipt, a lease, a GET."""
     window_max: int = 64
     class_coldkeys: int = 2
     """Coldkeys that must report the same hardware class before it becomes the run's."""
