@@ -28,7 +28,7 @@ import torch
 import torch.distributed as distributed
 
 from benchmarks.butterfly_peer import Cell, Measured, Peer
-from miner.allocator import bound_heap
+from subnet.allocator import bound_heap
 from subnet.protocol.signing import Signer
 from subnet.store.server import run_store
 

@@ -16,13 +16,13 @@ from functools import partial
 from blake3 import blake3
 from loguru import logger
 
-from miner.allocator import give_back
 from miner.compute import URGENT
 from miner.context import RunContext, StageWork
 from miner.local_view import StoredLocally
 from miner.member_merge import Buffer, MergeWork
 from miner.owes import ApplySeal, MakeSnapshot, Restore
 from miner.saved_state import Saved, SavedState
+from subnet.allocator import give_back
 from subnet.errors import InputError, IotaError, NotFound
 from subnet.logs import ReasonLog
 from subnet.model.snapshots import array_bytes, decode_manifest, select_entries

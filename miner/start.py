@@ -5,9 +5,9 @@ The heartbeat is forked before any thread, event loop or torch import exists in 
 
 from __future__ import annotations
 
-from miner.allocator import bound_heap
 from miner.heartbeat import start_heartbeat
 from miner.settings import MinerSettings
+from subnet.allocator import bound_heap
 from subnet.protocol.signing import load_wallet
 from subnet.timing import check_nesting
 

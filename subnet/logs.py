@@ -95,9 +95,11 @@ def _format(record: Record) -> str:
 
 
 def _one_line_traceback(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)[-_MAX_FRAMES:]
+    # walked, not extracted: the library would keep the text of every file that an exception went through
+    frames = list(traceback.walk_tb(error.__traceback__))[-_MAX_FRAMES:]
     places = " < ".join(
-        f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in reversed(frames)
+        f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{line} {frame.f_code.co_name}"
+        for frame, line in reversed(frames)
     )
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, BaseExceptionGroup):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from loguru import logger
 
+from subnet.allocator import bound_heap
 from subnet.chain.base import Chain, Metagraph
 from subnet.chain.connect import connect_chain
 from subnet.errors import AuthFailed, Corrupt, InputError, IotaError, NotFound, Refusal
@@ -348,6 +349,7 @@ async def _announce(chain: Chain, settings: ValidatorSettings) -> None:
 def run_validator(settings: ValidatorSettings) -> int:
     """The whole process; returns its exit status."""
     check_nesting()
+    bound_heap()
     gc.set_threshold(*GC_THRESHOLDS)
     signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
     asyncio.run(_serve(settings, signer))

@@ -13,9 +13,11 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from loguru import logger
 
+from subnet.allocator import give_back
 from subnet.errors import IotaError
 from subnet.store.disk import atomic_write
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock
@@ -66,6 +68,7 @@ async def collect_forever() -> None:
     while True:
         await asyncio.sleep(COLLECT_EVERY_S)
         gc.collect()
+        give_back()
 
 
 class Dumps:
@@ -96,7 +99,9 @@ def thread_stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts: list[str] = []
     for ident, frame in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
-        parts.append(f"--- thread {names.get(ident, ident)}\n" + "".join(traceback.format_stack(frame)))
+        # without the lines themselves: the library would keep the text of every file it has quoted from
+        lines = [_place(inner) for inner, _ in traceback.walk_stack(frame)]
+        parts.append(f"--- thread {names.get(ident, ident)}\n" + "".join(reversed(lines)))
     return "\n".join(parts)
 
 
@@ -104,12 +109,12 @@ def task_stacks() -> str:
     """Where every task of the running loop waits."""
     parts: list[str] = []
     for task in sorted(asyncio.all_tasks(), key=lambda task: task.get_name()):
-        lines = [
-            f"  {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}\n"
-            for frame in task.get_stack()
-        ]
-        parts.append(f"--- task {task.get_name()}\n" + "".join(lines))
+        parts.append(f"--- task {task.get_name()}\n" + "".join(_place(frame) for frame in task.get_stack()))
     return "\n".join(parts)
+
+
+def _place(frame: FrameType) -> str:
+    return f"  {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}\n"
 
 
 class LoopWatchdog:

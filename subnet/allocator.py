@@ -1,4 +1,4 @@
-"""Keeps a miner's resident memory near what it uses: large blocks go back to the system when they are freed.
+"""Keeps a process's resident memory near what it uses: large blocks go back to the system when they are freed.
 
 glibc raises its mmap threshold with the sizes it sees, so that freed buffers of tens of megabytes stay in the heap between
 activations and fragment it. The fixed threshold lies above the size of activations: at 1 MiB page faults made a forward and
