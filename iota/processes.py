@@ -23,6 +23,8 @@ from subnet.timing import Deadline
 
 _END_S = 25.0
 _POLL_S = 0.1
+_FORK_S = 60.0
+"""Until a requested process is forked: the parent may still be importing."""
 
 
 @dataclass
@@ -125,7 +127,10 @@ class ForkServer:
         return child.status
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """Send a signal; pausing and continuing reach the process's whole group."""
+        """Send a signal, to a requested process once it is forked; pausing and continuing reach its whole group."""
+        child = self.children.get(name)
+        if child is not None and child.status is None:
+            self.wait_pid(name, Deadline.after(_FORK_S))
         self.send(name, number, group=number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP))
 
     def send(self, name: str, number: int, *, group: bool = False) -> int | None:

@@ -202,12 +202,16 @@ def test_the_validator_may_be_killed_and_a_miner_may_leave(
 ) -> None:
     """kill -9 of the validator, start it again on its journal; a miner hands its leases back on SIGTERM: the same bits."""
     name = "interrupted"
+    leaver = swarm.add_miner()
+    log, up = swarm.log_of(leaver), Deadline.after(RUN_S)
+    while not log.exists() or "waiting for" not in log.read_text(encoding="utf-8"):
+        up.check("the miner that will leave")
+        time.sleep(0.1)
     swarm.submit(changed(config, name))
     swarm.wait_until(lambda s: s.summary.name == name and s.summary.step >= 1, Deadline.after(RUN_S))
     swarm.kill("validator")
     assert swarm.wait_end("validator", Deadline.after(20)) == -signal.SIGKILL
     swarm.start_validator()
-    leaver = swarm.add_miner()
     swarm.wait_until(lambda s: s.summary.name == name and s.summary.step >= 2, Deadline.after(RUN_S))
     swarm.kill(leaver, signal.SIGTERM)
     assert swarm.wait_end(leaver, Deadline.after(30)) == 0
