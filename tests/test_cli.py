@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import typer
 
-from iota.cli.main import main
+from iota.cli.main import app, main
 from subnet.protocol.messages import Hello
 from subnet.protocol.signing import create_wallet
 from subnet.words import PROTOCOL_VERSION
@@ -129,6 +131,23 @@ def test_help_is_quick_because_it_loads_nothing_heavy() -> None:
     assert done.stdout.strip().endswith("[]")
     for command in ("demo", "up", "miner", "validator", "chain", "store", "wallet", "data", "plan", "run", "version"):
         assert command in done.stdout
+
+
+def every_command(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from every_command(inner, (*words, name))
+
+
+@pytest.mark.parametrize("words", list(every_command(typer.main.get_command(app))), ids=" ".join)
+def test_every_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """A text with brackets is markup to what draws the help, and may end it."""
+    try:
+        status = main([*words, "--help"])
+    except SystemExit as ended:  # of argparse, which the neurons' flags go through
+        status = ended.code  # type: ignore[assignment]
+    assert status == 0
+    assert "usage" in capsys.readouterr().out.lower()
 
 
 @pytest.mark.parametrize("script", ["neurons/miner.py", "neurons/validator.py"])

@@ -135,7 +135,9 @@ def store_serve(
     return serve_store_here(settings)
 
 
-StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="s3://BUCKET[/PREFIX], or of iota store serve.")]
+StoreUrl = Annotated[
+    str, typer.Argument(metavar="URL", help="s3://BUCKET or s3://BUCKET/PREFIX, or that of iota store serve.")
+]
 StoreEndpoint = Annotated[str, typer.Option("--store.endpoint", help="Endpoint of an S3 server; without it AWS's.")]
 StoreRegion = Annotated[str, typer.Option("--store.region", help="Region of the bucket.")]
 StoreCredentials = Annotated[
