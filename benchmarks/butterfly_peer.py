@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from miner.compute import ComputeThread
-from miner.stage_executor import PartialKey, StagePartial
-from miner.stage_merge import HashedSlice, MergedPartition, SliceEncoder, StageMerge
+from subnet.engine.stage_executor import PartialKey, StagePartial
+from subnet.engine.stage_merge import HashedSlice, MergedPartition, SliceEncoder, StageMerge
 from subnet.net.base import PeerAddress
 from subnet.net.streams import StreamTransport
 from subnet.numerics.fixed_point import PartialSum

@@ -33,6 +33,7 @@ from benchmarks.fleet_store import FleetStore
 from benchmarks.fleet_wire import Poster, Stream, request_bytes
 from subnet.protocol import messages as msg
 from subnet.protocol import wire
+from subnet.protocol.copies import is_copy_part
 from subnet.protocol.signing import Signer, sign_statement
 from subnet.run import events as ev
 from subnet.run import state as st
@@ -81,7 +82,7 @@ class Fleet:
     # --- the shared fold -------------------------------------------------------------------------------------------
 
     def take(self, frame: bytes) -> None:
-        if msg.is_copy_part(frame):
+        if is_copy_part(frame):
             raise RuntimeError("the shared fold was sent a copy")
         batch = _batch.decode(frame)
         for raw in batch.records:

@@ -33,7 +33,7 @@ HEAVY_MODULES = (
     "subnet.model.hardware_class",
     "miner.start",
     "miner.node",
-    "miner.stage_executor",
+    "subnet.engine.stage_executor",
 )
 
 

@@ -16,10 +16,10 @@ from miner.owes import Compute
 from miner.peer_blobs import NodeView, PeerBlobs
 from miner.settings import MinerSettings
 from miner.sources import Holdings, Sources
-from miner.stage_executor import PartialKey, StageExecutor, StagePartial
-from miner.stage_merge import StageMerge
-from miner.stage_state import StageState
 from miner.tokens import TokenSource
+from subnet.engine.stage_executor import PartialKey, StageExecutor, StagePartial
+from subnet.engine.stage_merge import StageMerge
+from subnet.engine.stage_state import StageState
 from subnet.model.plan import ModelPlan
 from subnet.net.base import PeerAddress
 from subnet.protocol.signing import Signer

@@ -22,7 +22,7 @@ from loguru import logger
 from subnet.errors import HashMismatch, InputError, IotaError, TooLarge
 from subnet.net.client import SignedClient
 from subnet.protocol import wire
-from subnet.protocol.messages import LIMIT_COPY_BYTES, PURPOSE_COPY, CopyPart, copy_statement, is_copy_part
+from subnet.protocol.copies import LIMIT_COPY_BYTES, PURPOSE_COPY, CopyPart, copy_statement, is_copy_part
 from subnet.protocol.signing import verify_statement
 from subnet.run.chain_hash import GENESIS_HEAD, next_head
 from subnet.run.events import Batch, Record

@@ -19,7 +19,7 @@ from miner.flight import FlightWindow
 from miner.local_view import BoundaryKey
 from miner.owed import may_add
 from miner.owes import Compute
-from miner.stage_executor import ItemFailed, PartialBroken
+from subnet.engine.stage_executor import ItemFailed, PartialBroken
 from subnet.errors import NotFound
 from subnet.timing import TIMEOUTS, Deadline
 from subnet.words import ItemKey

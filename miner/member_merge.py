@@ -17,7 +17,7 @@ from miner.compute import BACKWARD, URGENT
 from miner.context import RunContext
 from miner.local_view import CommitKey, MergedLocally
 from miner.owes import Check, Commit, Examine, FetchMerged, Fingerprint, Reduce
-from miner.stage_merge import HashedSlice, MergedPartition, SliceEncoder, StageMerge
+from subnet.engine.stage_merge import HashedSlice, MergedPartition, SliceEncoder, StageMerge
 from subnet.errors import InputError, IotaError, NotFound
 from subnet.protocol import wire
 from subnet.run.state import FROZEN, Merge, StepWork, merge_of, num_counted

@@ -17,8 +17,8 @@ from subnet.errors import IotaError
 from subnet.net.client import SignedClient
 from subnet.protocol import wire
 from subnet.protocol.messages import (
+    SIGNED_CLAIMS,
     AnyClaim,
-    BackwardReceipt,
     ForwardReceipt,
     LeavingClaim,
     Report,
@@ -97,7 +97,7 @@ class Reporter:
         member = context.member
         if member is None:
             return
-        receipts = [wire.encode(c) for c in claims if isinstance(c, ForwardReceipt | BackwardReceipt)]
+        receipts = [wire.encode(c) for c in claims if isinstance(c, SIGNED_CLAIMS)]
         root = wire.merkle_root(receipts) if receipts else b""
         signature = sign_statement(context.signer, PURPOSE_RECEIPTS, root) if receipts else b""
         cursor = context.directives.cursor

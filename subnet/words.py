@@ -103,6 +103,15 @@ class Commitment(msgspec.Struct, frozen=True, array_like=True):
     hashes: tuple[tuple[int, str], ...]
 
 
+class Want(msgspec.Struct, frozen=True, array_like=True):
+    """A boundary that an audit needs: the forward output of ``stage``, or (``backward``) its gradient for the stage before."""
+
+    stage: int
+    microbatch: int
+    backward: bool
+    hash: str
+
+
 class Cursor(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Position in a journal: all events with a number below ``number`` have been seen, the last under ``term``."""
 

@@ -22,8 +22,8 @@ from miner.member_merge import MergeWork
 from miner.member_state import StateWork
 from miner.owes import ApplySeal, Restore
 from miner.settings import MinerSettings
-from miner.stage_executor import PartialKey
-from miner.stage_merge import StageMerge
+from subnet.engine.stage_executor import PartialKey
+from subnet.engine.stage_merge import StageMerge
 from subnet.errors import NotFound, Unreachable
 from subnet.protocol.wire import blob_hash
 from subnet.run import state as st

@@ -13,8 +13,8 @@ from model_cases import tiny_plan
 from benchmarks.plain import Plain
 from benchmarks.reference import Reference
 from benchmarks.setting import holdout_rows, training_rows
-from miner.stage_executor import ItemFailed, PartialKey, StageExecutor
-from miner.stage_state import StageState
+from subnet.engine.stage_executor import ItemFailed, PartialKey, StageExecutor
+from subnet.engine.stage_state import StageState
 from subnet.errors import InputError
 from subnet.model.checkpoints import initial_weights
 from subnet.model.items import ItemShape

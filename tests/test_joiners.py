@@ -16,7 +16,7 @@ from subnet.errors import InputError, IotaError
 from subnet.net.border import Listener, listen
 from subnet.net.client import SignedClient
 from subnet.protocol import wire
-from subnet.protocol.messages import LIMIT_COPY_BYTES, PURPOSE_COPY, CopyPart, copy_statement, is_copy_part
+from subnet.protocol.copies import LIMIT_COPY_BYTES, PURPOSE_COPY, CopyPart, copy_statement, is_copy_part
 from subnet.protocol.signing import RequestVerifier, Signer, sign_statement
 from subnet.run import events as ev
 from subnet.run.apply import fold

@@ -18,7 +18,7 @@ from miner.owes import ApplySeal, Compute, Fetch, MakeSnapshot
 from miner.run_member import RunMember
 from miner.saved_state import SavedState
 from miner.sources import DISK, REPLICAS, STORE, Holdings, Sources
-from miner.stage_executor import PartialKey
+from subnet.engine.stage_executor import PartialKey
 from subnet.errors import Busy, NotFound, OutOfSpace, Unreachable
 from subnet.model.snapshots import SnapshotManifest, decode_manifest
 from subnet.protocol.wire import blob_hash

@@ -25,14 +25,17 @@ RANKS = [
     {"run", "protocol"},
     {"numerics"},
     {"model"},
+    {"engine"},
+    {"audit"},
 ]
 ABOVE_PROTOCOL = {"store", "chain", "net"}
 TORCH_ALLOWED = (
     "subnet/numerics/",
     "subnet/model/",
-    "miner/stage_executor.py",
-    "miner/stage_state.py",
-    "miner/stage_merge.py",
+    "subnet/engine/",
+    "subnet/audit/shadow.py",
+    "subnet/audit/redo.py",
+    "subnet/audit/worker.py",
     "miner/stage_job.py",
     "miner/compute.py",
     "miner/hardware.py",

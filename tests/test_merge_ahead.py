@@ -16,7 +16,7 @@ from merge_cases import SEED, STEP, MergeSwarm, Seat, refused
 
 from miner import member_slices
 from miner.owes import Check, Commit, Examine, FetchMerged, FetchSlice, Fingerprint, Reduce, SendSlice
-from miner.stage_merge import StageMerge
+from subnet.engine.stage_merge import StageMerge
 from subnet.errors import HashMismatch, InputError, NotFound
 from subnet.protocol import messages as msg
 from subnet.run import state as st

@@ -9,8 +9,8 @@ import pytest
 import torch
 from model_cases import plain_microbatch, plain_model, tiny_plan, tokens_of
 
-from miner.stage_executor import ItemFailed, PartialKey, StageExecutor
-from miner.stage_state import StageState
+from subnet.engine.stage_executor import ItemFailed, PartialKey, StageExecutor
+from subnet.engine.stage_state import StageState
 from subnet.errors import InputError
 from subnet.model.checkpoints import initial_weights
 from subnet.model.plan import ModelPlan

@@ -10,9 +10,9 @@ import torch
 from model_cases import tiny_plan, tokens_of
 from test_stage_executor import executors, run_item
 
-from miner.stage_executor import PartialKey, StageExecutor
-from miner.stage_merge import StageMerge
-from miner.stage_state import StageState
+from subnet.engine.stage_executor import PartialKey, StageExecutor
+from subnet.engine.stage_merge import StageMerge
+from subnet.engine.stage_state import StageState
 from subnet.errors import HashMismatch, InputError
 from subnet.model.checkpoints import initial_weights
 from subnet.model.plan import ModelPlan

@@ -14,9 +14,9 @@ from test_stage_merge import Swarm, merge_all, root_of
 from benchmarks.plain import Plain
 from benchmarks.reference import Reference
 from benchmarks.setting import holdout_rows, training_rows
-from miner.stage_executor import PartialKey, StageExecutor
-from miner.stage_merge import StageMerge
-from miner.stage_state import StageState
+from subnet.engine.stage_executor import PartialKey, StageExecutor
+from subnet.engine.stage_merge import StageMerge
+from subnet.engine.stage_state import StageState
 from subnet.errors import ConfigError, InputError
 from subnet.model.memory import stage_memory
 from subnet.model.plan import ModelPlan

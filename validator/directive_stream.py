@@ -17,7 +17,7 @@ import msgspec
 from subnet.errors import InputError
 from subnet.net.http import FrameWriter, encoded_frame
 from subnet.protocol import wire
-from subnet.protocol.messages import PURPOSE_COPY, CopyPart, copy_statement
+from subnet.protocol.copies import PURPOSE_COPY, CopyPart, copy_statement
 from subnet.protocol.signing import Signer, sign_statement
 from subnet.run.events import AnyEvent, Batch, Joined, Record, RunPlanned, StageSealed
 from subnet.run.state import RunState

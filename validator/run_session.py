@@ -10,7 +10,7 @@ from loguru import logger
 from subnet.errors import IotaError
 from subnet.protocol import wire
 from subnet.protocol.api import MemberView, RunStatus, RunSummary, StoreCosts
-from subnet.protocol.messages import BackwardReceipt, ForwardReceipt, Report
+from subnet.protocol.messages import SIGNED_CLAIMS, Report
 from subnet.run.events import Record, StageSealed, StepSealed
 from subnet.run.state import works
 from validator.coordinator import Coordinator
@@ -137,9 +137,7 @@ class RunSession:
     # --- receipts ----------------------------------------------------------------------------------------------
 
     def receipts_root(self, report: Report) -> bytes:
-        return wire.merkle_root(
-            [wire.encode(c) for c in report.claims if isinstance(c, ForwardReceipt | BackwardReceipt)]
-        )
+        return wire.merkle_root([wire.encode(c) for c in report.claims if isinstance(c, SIGNED_CLAIMS)])
 
     def keep_receipts(self, hotkey: str, report: Report) -> None:
         self.journal.stage_receipts(self.coordinator.state.next_step, hotkey, wire.encode(report))

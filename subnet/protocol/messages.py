@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from subnet.errors import Refusal
-from subnet.words import Commitment, Cursor, Member
+from subnet.words import Commitment, Cursor, Member, Want
 
 LIMIT_REPORT_BYTES = 4 << 20
 LIMIT_JOIN_BYTES = 64 << 10
@@ -155,6 +155,31 @@ class LeavingClaim(Claim, tag="L", frozen=True):
     """SIGTERM: hands everything back."""
 
 
+class MismatchClaim(Claim, tag="D", frozen=True):
+    """The boundary into ``stage`` that I computed ``microbatch`` with isn't the one its maker has receipted: my sum can't stand."""
+
+    step: int
+    microbatch: int
+    stage: int
+    backward: bool
+    used: str
+    """Hash of what I computed with."""
+
+
+class NotHeldClaim(Claim, tag="H", frozen=True):
+    """I don't hold any more what this audit wants of me (a restart took it)."""
+
+    audit: int
+    wants: tuple[Want, ...]
+
+
+class WitnessClaim(Claim, tag="W", frozen=True):
+    """What my run of a case's bundle gave."""
+
+    case: int
+    digest: str
+
+
 AnyClaim = (
     ForwardReceipt
     | BackwardReceipt
@@ -168,14 +193,22 @@ AnyClaim = (
     | CheckClaim
     | SnapshotClaim
     | LeavingClaim
+    | MismatchClaim
+    | NotHeldClaim
+    | WitnessClaim
 )
+
+
+SIGNED_CLAIMS = (ForwardReceipt, BackwardReceipt, CommitClaim, FingerprintClaim, MergedClaim)
+"""What a member signs for good: the claims that an audit compares with."""
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """``POST /v1/reports``: claims of one member, in order.
 
-    ``receipts_root`` is the Merkle root over the encoded receipts of this batch and ``receipts_signature`` the hotkey's
-    signature over it, so that one receipt can be proven later without the others.
+    ``receipts_root`` is the Merkle root over the encoded receipts, commitments, fingerprints and merged claims of this batch
+    (:data:`SIGNED_CLAIMS`, in order) and ``receipts_signature`` the hotkey's signature over it, so that one of them can be
+    proven later without the others.
     """
 
     version: int
@@ -346,36 +379,3 @@ class UnitReport(msgspec.Struct, frozen=True):
 
     costs: tuple[float, ...]
     measured: bool
-
-
-LIMIT_COPY_BYTES = 256 << 20
-PURPOSE_COPY = "state-copy/1"
-_COPY_TAG = b"\xa4copy"
-
-
-class CopyPart(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag="copy"):
-    """A frame of ``GET /v1/directives``: a piece of the fold of records ``0 .. cursor.number - 1``, instead of those records.
-
-    All parts of a copy are alike but for ``offset`` and ``data``; they come in order, one behind the other.
-    """
-
-    cursor: Cursor
-    """The term under which it is sent, and the number of the record after it."""
-    head: str
-    """Chain value after those records."""
-    hash: str
-    """BLAKE3 of the whole, which has ``size_bytes``."""
-    size_bytes: int
-    offset: int
-    data: bytes
-    signature: bytes
-    """The leader's over :func:`copy_statement`."""
-
-
-def copy_statement(part: CopyPart) -> bytes:
-    return f"{part.cursor.term}.{part.cursor.number}.{part.head}.{part.hash}.{part.size_bytes}".encode()
-
-
-def is_copy_part(frame: bytes) -> bool:
-    """Whether a frame of the directive stream is a :class:`CopyPart`; else it is a batch of records."""
-    return frame[1 : 1 + len(_COPY_TAG)] == _COPY_TAG

@@ -206,10 +206,46 @@ class HardwareSection(_Section, frozen=True):
 
 
 class AuditSection(_Section, frozen=True):
+    """How much of the work is done again by a validator, and when. Off only where every machine is the builder's own."""
+
     rate: float = 0.0
+    """Share of the members' partials (one member's sum of one step at one stage) redone after their seal. Never 0 unless
+    ``before_seal`` is ``all`` (nothing is left to redo) or ``none`` (no audits at all)."""
+    before_seal: str = "none"
+    """Whose partials are redone before the seal: ``probation`` (new and suspected members), ``all``, or ``none``."""
+    probation_items: int = 16
+    """Work items of a new or suspected hotkey that must have been redone, and right, before its word is taken."""
+    rewind: bool = False
+    """Whether a lie that is found after its seal takes the run back to the last snapshot before it."""
+    window_steps: int = 8
+    """Steps whose audits are drawn together, once the last of them is sealed."""
+    open_windows: int = 4
+    """So many windows may wait for their audits; then no step begins."""
+    horizon_steps: int = 256
+    """With ``rewind``: how far back snapshots and merged gradients are kept to go back to."""
 
     def __post_init__(self) -> None:
-        _check(self.rate == 0.0, "audit.rate", self.rate, "0 (audits come with verified work)")
+        _check(
+            self.before_seal in ("none", "probation", "all"),
+            "audit.before_seal",
+            self.before_seal,
+            "none, probation, all",
+        )
+        _check(0 <= self.rate <= 1, "audit.rate", self.rate, "0 to 1")
+        never_zero = self.rate > 0 or self.before_seal != "probation"
+        _check(never_zero, "audit.rate", self.rate, "above 0 where audit.before_seal is probation")
+        _check(
+            self.rate == 0 or self.before_seal != "none", "audit.rate", self.rate, "0 where audit.before_seal is none"
+        )
+        _check(1 <= self.probation_items <= 2**20, "audit.probation_items", self.probation_items, "1 to 2^20")
+        _check(1 <= self.window_steps <= 4096, "audit.window_steps", self.window_steps, "1 to 4096")
+        _check(1 <= self.open_windows <= 64, "audit.open_windows", self.open_windows, "1 to 64")
+        _check(1 <= self.horizon_steps <= 2**20, "audit.horizon_steps", self.horizon_steps, "1 to 2^20")
+        _check(not self.rewind or self.before_seal != "none", "audit.rewind", self.rewind, "false without audits")
+
+    @property
+    def on(self) -> bool:
+        return self.before_seal != "none"
 
 
 class PricesSection(_Section, frozen=True):

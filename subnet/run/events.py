@@ -15,15 +15,24 @@ from typing import Any
 
 import msgspec
 
+from subnet.run.audit_events import (
+    Appealed,
+    AuditClosed,
+    AuditOpened,
+    CaseClosed,
+    CaseOpened,
+    Rewound,
+    WindowAudited,
+    WindowClosed,
+    WitnessAsked,
+    WitnessSaid,
+)
 from subnet.run.config import RunConfig
+from subnet.run.event_base import Event
 from subnet.run.schedule import StepScalars
 from subnet.words import Commitment, Cursor, GroupShape, Member, TensorSpec
 
 EVENTS_VERSION = 1
-
-
-class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
-    """Base of all events; the tag is the class name."""
 
 
 class RunPlanned(Event, tag="RunPlanned", frozen=True):
@@ -72,10 +81,12 @@ class Joined(Event, tag="Joined", frozen=True):
     port: int
     reachable: bool = True
     """Whether others can connect to it; what travels to or from one that isn't goes through the store."""
+    registered_at_block: int = 0
+    """Which registration of the hotkey this is: scores are kept by it."""
 
 
 class Gone(Event, tag="Gone", frozen=True):
-    """A member left: ``lost``, ``left`` (SIGTERM), ``silent``, ``liar``, ``checksum``, ``replaced``."""
+    """A member left: ``lost``, ``left`` (SIGTERM), ``silent``, ``liar``, ``checksum``, ``replaced``, ``accused``."""
 
     member: Member
     why: str
@@ -366,9 +377,19 @@ AnyEvent = (
     | SnapshotOrdered
     | SnapshotStored
     | RunFinished
+    | AuditOpened
+    | AuditClosed
+    | WindowClosed
+    | WindowAudited
+    | CaseOpened
+    | WitnessAsked
+    | WitnessSaid
+    | CaseClosed
+    | Appealed
+    | Rewound
 )
 
-QUORUM_EVENTS = (TermStarted, StageSealed, StepSealed, RunFinished)
+QUORUM_EVENTS = (TermStarted, StageSealed, StepSealed, RunFinished, Rewound)
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):

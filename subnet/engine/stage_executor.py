@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from miner.stage_state import StageState
+from subnet.engine.stage_state import StageState
 from subnet.errors import InputError, IotaError
 from subnet.model.chunk import ChunkGraph, ChunkInput, GradientSum, LossShape, backward_chunk, forward_chunk
 from subnet.model.items import (

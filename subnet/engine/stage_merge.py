@@ -16,8 +16,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from torch import Tensor
 
-from miner.stage_executor import StagePartial
-from miner.stage_state import MergedSection
+from subnet.engine.stage_executor import StagePartial
+from subnet.engine.stage_state import MergedSection
 from subnet.errors import HashMismatch, InputError
 from subnet.model.plan import ModelPlan
 from subnet.numerics.examine import Examined, accept_slice, examine_merged
