@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import importlib
 import signal
 import sys
 from collections.abc import Callable
@@ -33,6 +34,19 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     secret: Path
     """File shared with the validator; made on first use."""
     budget_bytes: int = 64 << 30
+
+
+class Before(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a process does before its entry: how experiments change one that is otherwise as in production."""
+
+    function: str
+    """``module:function``, found in the process itself."""
+    arguments: dict[str, Any] = {}
+    """By name; of what JSON has."""
+
+    def resolve(self) -> Callable[..., Any]:
+        module, _, name = self.function.partition(":")
+        return getattr(importlib.import_module(module), name)
 
 
 def serve_chain_here(settings: ChainSettings) -> int:
@@ -109,6 +123,9 @@ def run_entry(entry: str, settings: dict[str, Any]) -> int:
 
     setup(sys.stderr, settings.pop("log_level", "INFO"))
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1: stacks into the log
+    before = msgspec.convert(settings.pop("before", None), Before | None)
+    if before is not None:
+        before.resolve()(**before.arguments)
     return guarded(lambda: ENTRIES[entry](settings))
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from subnet.protocol.api import MemberView, RunStatus, StallView, StoreCosts
+from subnet.protocol.audit_api import AuditCosts
 
 BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 60
@@ -63,6 +64,17 @@ def stalled(stall: StallView) -> str:
     shown = "; ".join(f"{wait.who}: {wait.what} ({wait.waited_s:.0f} s)" for wait in longest[:_NUM_WAITS])
     more = f" and {len(longest) - _NUM_WAITS} more" if len(longest) > _NUM_WAITS else ""
     return f"stalled, no seal for {stall.no_seal_s:.0f} s: waits for {shown or 'nothing known'}{more}"
+
+
+def audits_line(audits: AuditCosts) -> str:
+    """What is redone, and what that costs beside the work itself."""
+    share = f"{audits.compute_s / audits.receipted_s:.1%} of the compute" if audits.receipted_s > 0 else "no work yet"
+    twice = f", {audits.repeated} twice" if audits.repeated else ""
+    cases = f" · {audits.cases} cases, {audits.convicted} convicted" if audits.cases else ""
+    return (
+        f"audits: {audits.done:,} done{twice}, {audits.open} open · {share} · {audits.read_bytes / 1e6:,.1f} MB read · "
+        f"{audits.evidence_bytes / 1e6:,.1f} MB of evidence{cases}"
+    )
 
 
 def store_line(store: StoreCosts, stored_bytes: int) -> str:
@@ -143,6 +155,8 @@ def render(status: RunStatus | None, notes: Sequence[str] = ()) -> RenderableTyp
             parts.append(Text(f"the validator's stacks: {summary.stall.dump}", style="dim"))
     elif summary.waiting_for:
         parts.append(Text(f"waits for {summary.waiting_for}", style="yellow"))
+    if status.audits is not None:
+        parts.append(Text(audits_line(status.audits), style="dim"))
     if status.store is not None:
         parts.append(Text(store_line(status.store, status.store_bytes), style="dim"))
     if status.weights:

@@ -15,6 +15,7 @@ from subnet.net.client import SignedClient
 from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
 from subnet.protocol.messages import Hello
 from subnet.protocol.signing import Signer
+from subnet.score.api import ScoreDetail, ScoreList
 from subnet.store.presigned import BlobClient
 from subnet.timing import Deadline
 
@@ -47,6 +48,12 @@ class Remote:
     def export_info(self, name: str, step: int | None, deadline: Deadline) -> ExportInfo:
         query = "" if step is None else f"?step={step}"
         return self._get(f"/v1/runs/{quote(name, safe='')}/export{query}", ExportInfo, deadline)
+
+    def scores(self, deadline: Deadline) -> ScoreList:
+        return self._get("/v1/scores", ScoreList, deadline)
+
+    def score(self, hotkey: str, deadline: Deadline) -> ScoreDetail:
+        return self._get(f"/v1/scores/{quote(hotkey, safe='')}", ScoreDetail, deadline)
 
     def submit(self, submission: RunSubmission, deadline: Deadline) -> RunSummary:
         async def work() -> RunSummary:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
-from iota.entries import ChainSettings, StoreSettings, settings_of
+from iota.entries import Before, ChainSettings, StoreSettings, settings_of
 from iota.onchain import metagraph_and_weights
 from iota.ports import HOST, SwarmPorts, answers
 from iota.processes import ForkServer, ProcessFailed, failure_of
@@ -57,9 +57,15 @@ class SwarmOptions:
     spare_miners: int = 4
     """Miners that may be added later and are registered from block 0; others register when they are added."""
     spare_validators: int = 0
-    """Validators named validator-1, ... that are registered with stake from block 0, to lead when the first is gone."""
+    """Validators named validator-1, ... that are registered with stake from block 0, to follow, or lead when the first is gone."""
     graph_memory_bytes: int = 4 << 30
     burn_share: float = 0.0
+    audit_memory_bytes: int = 1 << 30
+    audit_disk_bytes: int = 4 << 30
+    audit_required: bool = False
+    """See :class:`validator.settings.ValidatorSettings`, of every validator of the swarm."""
+    before_miners: Mapping[int, Before] = field(default_factory=dict[int, Before])
+    """By number of the miner, what its process does before it begins, also when it is started again."""
 
 
 class LocalSwarm:
@@ -138,20 +144,20 @@ class LocalSwarm:
         """
         self._reap(name)
         self.leader = name
-        settings = ValidatorSettings(
-            netuid=NETUID,
-            chain_endpoint=self.chain_url,
-            wallet_name=name,
-            wallet_path=self._keys.path,
-            port=self._validator_port(name),
-            directory=directory or self.directory / name,
-            lead_from=lead_from,
-            store_url=self.store_url,
-            store_secret=self.directory / "store-secret",
-            submitters=(self.owner().hotkey,),
-            burn_share=self.options.burn_share,
-        )
+        settings = self._validator_settings(name, directory)
+        if lead_from:
+            settings = msgspec.structs.replace(settings, lead_from=True)
         self._request(name, "validator", settings)
+
+    def start_follower(self, name: str = "validator-1", *, runs: tuple[str, ...] = ()) -> str:
+        """A validator that follows the journals in the store, also after a :meth:`kill` of it; the URL it answers at.
+
+        ``runs``: names of those to follow, all where it is empty.
+        """
+        self._reap(name)
+        settings = self._validator_settings(name, None)
+        self._request(name, "validator", msgspec.structs.replace(settings, follow=True, follow_runs=runs))
+        return f"http://{HOST}:{settings.port}"
 
     def submit(self, run: Path | RunConfig) -> None:
         """Start a submission; its end shows in :meth:`wait_until` and :meth:`wait_submitted`."""
@@ -184,7 +190,7 @@ class LocalSwarm:
     def restart_miner(self, number: int) -> None:
         """Start a miner again that has ended or was killed: same hotkey, same directory, a new boot."""
         self._reap(f"miner-{number}")
-        self._request(f"miner-{number}", "miner", self._miner_settings(number))
+        self._request(f"miner-{number}", "miner", self._miner_settings(number), self.options.before_miners.get(number))
 
     def kill(self, process: int | str, number: int = signal.SIGKILL) -> None:
         """Send a signal to a miner (by number) or to a process by name; SIGSTOP and SIGCONT reach its whole group."""
@@ -302,6 +308,24 @@ class LocalSwarm:
     def _validator_names(self) -> tuple[str, ...]:
         return ("validator", *(f"validator-{number + 1}" for number in range(self.options.spare_validators)))
 
+    def _validator_settings(self, name: str, directory: Path | None) -> ValidatorSettings:
+        options = self.options
+        return ValidatorSettings(
+            netuid=NETUID,
+            chain_endpoint=self.chain_url,
+            wallet_name=name,
+            wallet_path=self._keys.path,
+            port=self._validator_port(name),
+            directory=directory or self.directory / name,
+            store_url=self.store_url,
+            store_secret=self.directory / "store-secret",
+            submitters=(self.owner().hotkey,),
+            burn_share=options.burn_share,
+            audit_memory_bytes=options.audit_memory_bytes,
+            audit_disk_bytes=options.audit_disk_bytes,
+            audit_required=options.audit_required,
+        )
+
     def _validator_port(self, name: str) -> int:
         if name == "validator":
             return self.ports.validator
@@ -329,7 +353,7 @@ class LocalSwarm:
 
     def _request_miner(self) -> None:
         number = self.num_miners
-        self._request(f"miner-{number}", "miner", self._miner_settings(number))
+        self._request(f"miner-{number}", "miner", self._miner_settings(number), self.options.before_miners.get(number))
         self.num_miners += 1
 
     def _reap(self, name: str) -> None:
@@ -337,8 +361,9 @@ class LocalSwarm:
         if name in self.parent.children:
             self.parent.wait_end(name, Deadline.after(_REAP_S))
 
-    def _request(self, name: str, entry: str, settings: msgspec.Struct) -> None:
-        self.parent.request(name, entry, {**settings_of(settings), "log_level": self.options.log_level})
+    def _request(self, name: str, entry: str, settings: msgspec.Struct, before: Before | None = None) -> None:
+        more = {} if before is None else {"before": settings_of(before)}
+        self.parent.request(name, entry, {**settings_of(settings), "log_level": self.options.log_level, **more})
 
     def _wait_port(self, name: str, port: int, deadline: Deadline) -> None:
         while not answers(port):

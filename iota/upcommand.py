@@ -46,6 +46,7 @@ def run_up(
     export: Path | None,
     plain: bool | None,
     restart_s: float | None = None,
+    followers: int = 0,
 ) -> int:
     if run_file is not None:
         load_run_file(run_file)  # a typo is said before anything starts
@@ -54,6 +55,9 @@ def run_up(
     swarm = LocalSwarm(claim_directory(directory), run_file, num_miners, options)
     with swarm, LiveView(plain=plain) as view:
         view.say(f"validator {swarm.validator_url} · chain {swarm.chain_url} · store {swarm.store_url}")
+        for number in range(followers):
+            name = f"validator-{number + 1}"
+            view.say(f"{name} follows, audits and scores at {swarm.start_follower(name)}")
         view.say(f"wallets {swarm.directory / 'wallets'} (submit with owner) · logs {swarm.directory / 'logs'}")
         keeper = Keeper(swarm, restart_s)
         try:

@@ -1,7 +1,7 @@
-"""Boundary blobs, kept until the retention horizon: recent ones in memory, older ones on disk, both within a byte budget.
+"""Boundary blobs, kept for as long as an audit may want them: recent ones in memory, older on disk, both within a byte budget.
 
 A blob is either as it was put (its BLAKE3 is checked when it comes back from disk) or gone; when the disk budget is used up
-the oldest steps go first.
+the oldest steps go first, which is said once: an audit that wants them can only be told that they aren't held.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class _Entry:
     hash: str
     size_bytes: int
     data: memoryview | None
+    own: bool
 
 
 def as_bytes(data: Buffer) -> memoryview:
@@ -43,6 +44,8 @@ class BoundaryCache:
         self._directory = directory
         self._memory_budget, self._disk_budget = memory_bytes, disk_bytes
         self._entries: OrderedDict[BoundaryKey, _Entry] = OrderedDict()
+        self.kept: dict[BoundaryKey, str] = {}
+        """Hash of everything held: read it, don't change it."""
         self.memory_used = 0
         self.disk_used = 0
         self._reasons = ReasonLog()
@@ -50,12 +53,13 @@ class BoundaryCache:
         for stale in directory.iterdir():
             stale.unlink()
 
-    def put(self, key: BoundaryKey, data: Buffer, hash_: str) -> None:
-        """Keep ``data`` (not copied). A key that is there already keeps its first value."""
+    def put(self, key: BoundaryKey, data: Buffer, hash_: str, *, own: bool = False) -> None:
+        """Keep ``data`` (not copied). A key that is there already keeps its first value. ``own``: made here."""
         if key in self._entries:
             return
         view = as_bytes(data)
-        self._entries[key] = _Entry(hash_, view.nbytes, view)
+        self._entries[key] = _Entry(hash_, view.nbytes, view, own)
+        self.kept[key] = hash_
         self.memory_used += view.nbytes
 
     def __contains__(self, key: BoundaryKey) -> bool:
@@ -93,9 +97,19 @@ class BoundaryCache:
         for key in [key for key in self._entries if key.step < step]:
             self._forget(key)
 
-    def drop_received(self, own_stage: int, step: int) -> None:
-        """Forget what other stages made, up to ``step``: its makers keep it for whoever asks later."""
-        for key in [key for key in self._entries if key.step <= step and key.stage != own_stage]:
+    def drop_from(self, step: int) -> None:
+        """Forget everything of ``step`` and later: they are done again, on another branch."""
+        for key in [key for key in self._entries if key.step >= step]:
+            self._forget(key)
+
+    def drop_received(self, step: int, num_training: int) -> None:
+        """Forget what others made, up to ``step``: its makers keep it for whoever asks later. And what only evaluated."""
+        for key in [key for key in self._entries if key.step <= step]:
+            if not self._entries[key].own or key.microbatch >= num_training:
+                self._forget(key)
+
+    def drop(self, key: BoundaryKey) -> None:
+        if key in self._entries:
             self._forget(key)
 
     def clear(self) -> None:
@@ -111,7 +125,7 @@ class BoundaryCache:
             if entry is None or entry.data is None:
                 continue
             if not self._make_room(entry.size_bytes, key.step):
-                self._forget(key)
+                self._give_up(key)
                 continue
             try:
                 await asyncio.to_thread(_write, self._directory / _file_name(key), entry.data)
@@ -134,11 +148,18 @@ class BoundaryCache:
             if oldest >= step:
                 return False
             for key in [key for key, entry in self._entries.items() if entry.data is None and key.step == oldest]:
-                self._forget(key)
+                self._give_up(key)
         return True
+
+    def _give_up(self, key: BoundaryKey) -> None:
+        """Somebody may still ask for it, but there is no room."""
+        reason = f"{self._disk_budget} bytes on disk are not enough for all that an audit may want: the oldest go"
+        self._reasons.note("boundaries", "budget", reason)
+        self._forget(key)
 
     def _forget(self, key: BoundaryKey) -> None:
         entry = self._entries.pop(key)
+        self.kept.pop(key, None)
         if entry.data is not None:
             self.memory_used -= entry.size_bytes
         else:

@@ -44,6 +44,10 @@ class StageWork:
             self._merge = StageMerge(self.plan, self.stage, self.state)
         return self._merge
 
+    def forget_merge(self) -> None:
+        """The state was loaded anew: its scales may be others, at the same step."""
+        self._merge = None
+
     def drop_partials(self, up_to: int | None = None) -> None:
         """All of them, or those of steps up to this one."""
         for key in list(self.executor.partials):
@@ -94,6 +98,7 @@ class RunContext:
         )
         self.peer_blobs = PeerBlobs(node, holdings)
         self.sources = Sources(holdings, self.blobs, self.peer_blobs)
+        self.local.kept = self.cache.kept
 
     @property
     def run_state(self) -> RunState:

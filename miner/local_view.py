@@ -1,7 +1,8 @@
 """What a member has of its own: boundaries, sums, results, jobs. The node keeps it true; :mod:`miner.owed` reads it.
 
 Everything that belongs to an incarnation goes with it (:meth:`LocalView.new_incarnation`); everything that belongs to a
-step goes with its update (:meth:`LocalView.end_step`).
+step goes with its update (:meth:`LocalView.end_step`), except what an audit may still ask for; everything of a branch that
+the run has left goes at once (:meth:`LocalView.rewind`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,15 @@ class BoundaryKey(msgspec.Struct, frozen=True, order=True):
     microbatch: int
     stage: int
     backward: bool
+
+
+class MadeFrom(msgspec.Struct, frozen=True):
+    """What an output of mine was computed with: hashes of the forward's input and of the gradient, "" where there is none."""
+
+    x: str
+    gradient: str = ""
+    generation: int = 0
+    """Of the lease it was made under; 0: for a replay."""
 
 
 class MergedLocally(msgspec.Struct, frozen=True):
@@ -65,6 +75,16 @@ class LocalView:
 
     boundaries: dict[BoundaryKey, str] = field(default_factory=dict[BoundaryKey, str])
     """Hash of each boundary held, its own products included."""
+    made_from: dict[BoundaryKey, MadeFrom] = field(default_factory=dict[BoundaryKey, MadeFrom])
+    """Of each output of mine, also of those that have no bytes (the first stage's gradient, the last stage's loss)."""
+    kept: dict[BoundaryKey, str] = field(default_factory=dict[BoundaryKey, str])
+    """Hash of every boundary whose bytes are still here, of steps that are over as well; the node's cache keeps it."""
+    produced: dict[BoundaryKey, str] = field(default_factory=dict[BoundaryKey, str])
+    """What this incarnation has made under a lease, held or not: it has to open it, or to say that it can't."""
+    opened: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    """(audit, hash) of what I have put into the store for it."""
+    witnessed: dict[int, str] = field(default_factory=dict[int, str])
+    """By case: what my run of its bundle gave; "" where I can't run it."""
     unavailable: set[BoundaryKey] = field(default_factory=set[BoundaryKey])
     """Boundaries that couldn't be had for long enough to say so; the node removes a key to have it fetched again."""
     in_store: dict[BoundaryKey, int] = field(default_factory=dict[BoundaryKey, int])
@@ -120,6 +140,8 @@ class LocalView:
         self.failures.clear()
         self.pushed.clear()
         self.in_store.clear()
+        self.produced.clear()
+        self.opened.clear()
         self.commitments.clear()
         self.made.clear()
         self.fetched.clear()
@@ -131,9 +153,40 @@ class LocalView:
         self.fingerprints.clear()
         self.checks.clear()
 
-    def end_step(self, step: int) -> None:
-        """After the update of ``step``: nothing of it, nor of steps before, is needed from here."""
-        for held in (self.boundaries, self.compute_s, self.in_store):
+    def drop_item(self, key: BoundaryKey, stage: int) -> list[BoundaryKey]:
+        """A boundary isn't what its maker says: it goes, with all that ``stage`` made of it. Returns what has gone."""
+        step, m = key.step, key.microbatch
+        gone = [key, BoundaryKey(step, m, stage, False), BoundaryKey(step, m, stage, True)]
+        for found in gone:
+            for held in (self.boundaries, self.kept, self.made_from, self.produced, self.compute_s, self.in_store):
+                held.pop(found, None)
+        self.unavailable.discard(key)
+        self.pushed = {entry for entry in self.pushed if entry[0] not in gone}
+        self.losses.pop((step, m), None)
+        self.evaluated.discard((step, m))
+        self.failures = {at: why for at, why in self.failures.items() if at[:2] != (step, m)}
+        return gone
+
+    def rewind(self, step: int) -> None:
+        """The run goes on from the state after ``step`` updates, on another branch: what is of later ones never was."""
+        for held in (self.boundaries, self.made_from, self.produced, self.kept, self.compute_s, self.in_store):
+            for key in [key for key in held if key.step >= step]:
+                del held[key]
+        self.unavailable.clear()
+        self.losses.clear()
+        self.evaluated.clear()
+        self.snapshots.clear()
+        self.new_incarnation()
+        self.version = self.version_before = None
+
+    def end_step(self, step: int, evidence_from: int | None = None) -> None:
+        """After the update of ``step``: nothing of it, nor of steps before, is needed from here.
+
+        ``evidence_from``: the first step of which an audit may want boundaries (None: of none). ``kept`` is the cache's.
+        """
+        first = step + 1 if evidence_from is None else min(step + 1, evidence_from)
+        self.produced = {key: hash_ for key, hash_ in self.produced.items() if key.step >= first}
+        for held in (self.boundaries, self.made_from, self.compute_s, self.in_store):
             for key in [key for key in held if key.step <= step]:
                 del held[key]
         self.unavailable = {key for key in self.unavailable if key.step > step}

@@ -16,9 +16,9 @@ from loguru import logger
 from miner.compute import BACKWARD, FORWARD, REPLAY, Priority
 from miner.context import RunContext
 from miner.flight import FlightWindow
-from miner.local_view import BoundaryKey
+from miner.local_view import BoundaryKey, MadeFrom
 from miner.owed import may_add
-from miner.owes import Compute
+from miner.owes import Compute, Drop
 from subnet.engine.stage_executor import ItemFailed, PartialBroken
 from subnet.errors import NotFound
 from subnet.timing import TIMEOUTS, Deadline
@@ -96,12 +96,19 @@ class ItemWork:
         deadline = Deadline.after(TIMEOUTS.store_request_s)
         needs_tokens = owe.stage == 0 or last
         tokens = await context.tokens.rows(item, deadline) if needs_tokens else None
-        x = await self._boundary(BoundaryKey(owe.step, owe.microbatch, owe.stage - 1, False)) if owe.stage else None
+        entry = BoundaryKey(owe.step, owe.microbatch, owe.stage - 1, False)
+        gradient = BoundaryKey(owe.step, owe.microbatch, owe.stage + 1, True)
+        x = await self._boundary(entry) if owe.stage else None
         grad = None
         loop = asyncio.get_running_loop()
         if owe.backward and not last:
             self.flight.returned(item, loop.time())
-            grad = await self._boundary(BoundaryKey(owe.step, owe.microbatch, owe.stage + 1, True))
+            grad = await self._boundary(gradient)
+        used = MadeFrom(
+            x=local.boundaries.get(entry, "") if x is not None else "",
+            gradient=local.boundaries.get(gradient, "") if grad is not None else "",
+            generation=owe.generation or 0,
+        )
         member = context.member
         adds = owe.backward and owe.generation is not None
         if member is None or (adds and not may_add(context.run_state, member, local, owe)):
@@ -136,14 +143,17 @@ class ItemWork:
             self.flight.finished(done.compute_s)
         elif owe.generation is not None and not owe.evaluation and not last:
             self.flight.forwarded(item, loop.time(), done.compute_s)
-        self._note(owe, done, member == context.member)
+        self._note(owe, done, used, member == context.member)
 
-    def _note(self, owe: Compute, done: _Done, same_member: bool) -> None:
+    def _note(self, owe: Compute, done: _Done, used: MadeFrom, same_member: bool) -> None:
         local = self._context.local
         key = BoundaryKey(owe.step, owe.microbatch, owe.stage, owe.backward)
+        local.made_from[key] = used
         if done.output is not None:
-            self._context.cache.put(key, done.output, done.hash)
+            self._context.cache.put(key, done.output, done.hash, own=True)
             local.boundaries[key] = done.hash
+            if same_member and owe.generation is not None:
+                local.produced[key] = done.hash
         local.compute_s[key] = done.compute_s
         if done.loss_bits is not None:
             local.losses[owe.step, owe.microbatch] = done.loss_bits
@@ -151,6 +161,17 @@ class ItemWork:
             local.evaluated.add((owe.step, owe.microbatch))
         if done.added and same_member and owe.generation is not None:
             local.added[owe.step, owe.microbatch, owe.epoch] = owe.generation
+
+    def drop(self, owe: Drop) -> None:
+        """A boundary that its maker has receipted otherwise goes, with what was made of it; nothing of it is under way."""
+        context = self._context
+        for key in context.local.drop_item(owe.key, owe.stage):
+            context.cache.drop(key)
+        stage, item = context.stage, ItemKey(owe.key.step, owe.key.microbatch, owe.stage)
+        if stage is not None:
+            context.compute.submit("drop", (0,), lambda: stage.executor.drop_graph(item))
+        logger.warning("{}: its input {} isn't what was receipted; it is had again", item, owe.key)
+        context.wake()
 
     async def _boundary(self, key: BoundaryKey) -> memoryview:
         data = await self._context.cache.get(key)

@@ -236,6 +236,12 @@ class Links:
                 del waited[key]
         self.slices.end_step(step)
 
+    def rewind(self) -> None:
+        """The run goes on from an earlier step, on another branch: nothing is waited for, and nothing early is due."""
+        for waited in (self._asked, self._arrived, self._early):
+            waited.clear()
+        self.slices.rewind()
+
     def is_known(self, hotkey: str) -> bool:
         """Whether a hotkey may connect: it is a member, as far as we have folded."""
         state = self._context.run_state

@@ -197,6 +197,9 @@ class Slices:
         self.early.end_step(step)
         self._lanes.clear()
 
+    def rewind(self) -> None:
+        self.early = EarlySlices()
+
     async def _beside(self, work: Callable[[], T]) -> T:
         async with self._slots:
             return await asyncio.to_thread(work)

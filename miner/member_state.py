@@ -26,6 +26,7 @@ from subnet.allocator import give_back
 from subnet.errors import InputError, IotaError, NotFound
 from subnet.logs import ReasonLog
 from subnet.model.snapshots import array_bytes, decode_manifest, select_entries
+from subnet.run.audits import branch, evidence_from
 from subnet.run.state import agreed_root, group_of, oldest_needed, partitions_of
 from subnet.timing import Deadline
 from subnet.words import CALIBRATION_STEP, BlobHash
@@ -33,7 +34,6 @@ from subnet.words import CALIBRATION_STEP, BlobHash
 RESTORE_S = 600.0
 APPLY_S = 120.0
 SNAPSHOT_S = 300.0
-RETENTION_STEPS = 8
 SAVE_EVERY_S = 60.0
 """A state isn't written to disk oftener: with many miners on a disk it would slow down what has to be synced."""
 
@@ -74,6 +74,7 @@ class StateWork:
             stage = await context.compute.submit(owe, (URGENT, 0), lambda: self._new_stage(owe.stage))
             context.stage = stage
         root = await self._from_disk(owe, stage) or await self._from_snapshot(owe, stage)
+        stage.forget_merge()
         context.local.restored_stage, context.local.root = owe.stage, root
         context.local.version, context.local.version_before = stage.state.next_step, None
 
@@ -104,6 +105,8 @@ class StateWork:
     def _goes_on(self, saved: Saved, owe: Restore) -> bool:
         """Whether it is newer than the snapshot, the log goes on from it, and the fold doesn't know better."""
         state = self._context.run_state
+        if saved.branch != branch(state):
+            return False  # its steps may have been done again
         if saved.step <= max(owe.version, CALIBRATION_STEP + 1):
             return False
         if saved.step > oldest_needed(state):
@@ -141,6 +144,12 @@ class StateWork:
         self._context.local.version = None
         self._saved.discard()
         self._saved_step = CALIBRATION_STEP
+
+    def rewind(self) -> None:
+        """The run has left the branch that this state is of; one that is being written is of no use either."""
+        if self._saving is not None:
+            self._saving.stop.set()
+        self.distrust()
 
     # --- updating ----------------------------------------------------------------------------------------------
 
@@ -185,12 +194,14 @@ class StateWork:
         self.end_step(step)
 
     def end_step(self, step: int) -> None:
+        """What of ``step`` is needed no more goes; what I made stays for as long as an audit may want it."""
         context = self._context
-        context.local.end_step(step)
+        first = evidence_from(context.run_state)
+        context.local.end_step(step, first)
         context.slices.clear()
         context.merged.clear()
-        context.cache.drop_received(context.held_stage().stage, step)
-        context.cache.drop_before(step - RETENTION_STEPS)
+        context.cache.drop_received(step, context.plan.config.pipeline.microbatches)
+        context.cache.drop_before(min(first, step + 1))
         context.background(context.sources.holdings.tidy())
 
     # --- storing -----------------------------------------------------------------------------------------------
@@ -237,7 +248,11 @@ class StateWork:
 
     async def _save(self, stage: StageWork, root: str, saving: _Saving) -> None:
         size_bytes = sum(array_bytes(spec, kind) for spec in stage.state.specs for kind in stage.state.kinds)
-        write = partial(self._saved.write, stage.stage, root, size_bytes, stage.state.snapshot, saving.stop.is_set)
+        write = partial(
+            self._saved.write,
+            *(stage.stage, root, size_bytes, stage.state.snapshot, saving.stop.is_set),
+            branch=branch(self._context.run_state),
+        )
         try:
             written = await _finish_in_thread(write, saving.stop)
             saving.read.set()

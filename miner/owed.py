@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from miner.local_view import BoundaryKey, LocalView
 from miner.owed_boundaries import may_receipt, owed_given, owed_wanted, sources_of
+from miner.owed_evidence import owed_evidence
 from miner.owed_merges import owed_merges
-from miner.owes import ApplySeal, Compute, MakeSnapshot, Owe, Refuse, Report, Restore, urgency
+from miner.owed_mismatch import is_computing, owed_mismatch, wrong_input
+from miner.owes import ApplySeal, Compute, Drop, MakeSnapshot, Owe, Refuse, Report, Restore, urgency
 from miner.ways import receipted_hash
 from subnet.protocol import messages as msg
 from subnet.run import state as st
@@ -26,6 +28,7 @@ def owed(state: RunState, me: Member | None, local: LocalView) -> list[Owe]:
     if info is None:
         return []
     owes: list[Owe] = []
+    owed_evidence(state, me, local, owes)
     owed_state(state, me, local, owes)
     if local.restored_stage == info.stage:
         version_of = st.config(state).version_of
@@ -75,10 +78,13 @@ def owed_work(state: RunState, work: StepWork, me: Member, stage: int, local: Lo
     items = work.items[stage]
     for m in sorted(work.held.get(me, ())):
         found = items[m]
+        sealed = m < work.num_training and st.is_sealed(state, stage, work)
+        if not sealed and owed_mismatch(state, work, stage, m, found, local, owes):
+            continue
         if m >= work.num_training:
             if local.computes(work.step):
                 _owed_evaluation(state, work, me, stage, m, found, local, owes)
-        elif not st.is_sealed(state, stage, work):
+        elif not sealed:
             _owed_lease(state, work, me, stage, m, found, local, owes)
     for (at, m, backward), replay in sorted(work.replays.items()):
         if at == stage and replay.member == me and (m < work.num_training or local.computes(work.step)):
@@ -200,6 +206,12 @@ def _owed_replay(
 ) -> None:
     """The boundary again, for whoever lacks it; nothing is added."""
     step = work.step
+    if m not in work.held.get(me, ()) and not st.is_sealed(state, stage, work):
+        wrong = wrong_input(state, work, stage, m, local)
+        if wrong is not None:
+            if not is_computing(local, step, m):
+                owes.append(Drop(wrong, stage))
+            return
     if BoundaryKey(step, m, stage, backward) in local.boundaries:
         return
     entry, gradient = BoundaryKey(step, m, stage - 1, False), BoundaryKey(step, m, stage + 1, True)

@@ -7,6 +7,7 @@ before it is receipted, and whoever needs it fetches what was receipted; before 
 from __future__ import annotations
 
 from miner.local_view import BoundaryKey, LocalView
+from miner.owed_mismatch import is_sound
 from miner.owes import Fetch, FetchStored, Owe, Push, Report, StoreBoundary
 from miner.ways import all_by_store, by_store, puts_into_store, receipted_hash, uses_store
 from subnet.protocol import messages as msg
@@ -58,7 +59,8 @@ def owed_given(state: RunState, work: StepWork, me: Member, stage: int, local: L
             key = BoundaryKey(work.step, m, stage, backward)
             if holder is None or key not in local.boundaries or (key, holder) in local.pushed:
                 continue
-            if me in sources_of(work, key) and not (stores and by_store(state, me, holder)):
+            straight = me in sources_of(work, key) and not (stores and by_store(state, me, holder))
+            if straight and is_sound(state, work, key, local):
                 owes.append(Push(key, holder))
 
 
@@ -70,7 +72,9 @@ def _owed_stores(state: RunState, work: StepWork, me: Member, stage: int, local:
         key = BoundaryKey(work.step, m, stage, backward)
         value = local.boundaries.get(key, "")
         turn = replay_turn(work, me, key)
-        if value and not is_stored(work, me, key, local) and puts_into_store(state, work, me, key):
+        if not value or is_stored(work, me, key, local) or not puts_into_store(state, work, me, key):
+            continue
+        if is_sound(state, work, key, local):
             owes.append(StoreBoundary(key, value, turn))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from miner.local_view import LocalView
+from miner.owed_mismatch import wrong_input
 from miner.owes import Check, Commit, FetchSlice, Fingerprint, Owe, Reduce, Report, SendSlice, StoreSlice
 from miner.ways import by_store, stores_all
 from subnet.protocol import messages as msg
@@ -33,13 +34,15 @@ def owed_merges(state: RunState, work: StepWork, me: Member, stage: int, local: 
 def _owed_commitment(
     state: RunState, work: StepWork, me: Member, group: int, merge: Merge, local: LocalView, owes: list[Owe]
 ) -> None:
-    """For exactly what the fold shows me done, if exactly that is in my sum; else silence voids it.
+    """For exactly what the fold shows me done, if exactly that is in my sum, of the receipted inputs; else silence voids it.
 
     Maxima have no linear fingerprint: at calibration everybody checks by merging the slices again, so they are stored.
     So are slices that nobody can have straight.
     """
     done, epoch = st.done_set(state, me), st.epoch(state, me, work.step)
     if not done or not sum_is(done, work, local, epoch):
+        return
+    if any(wrong_input(state, work, state.members[me].stage, m, local) for m in done):
         return
     commitment = local.commitments.get((work.step, epoch, done))
     if commitment is None:

@@ -64,6 +64,34 @@ class StoreBoundary(msgspec.Struct, frozen=True):
     turn: int
 
 
+class StoreEvidence(msgspec.Struct, frozen=True):
+    """Put a boundary that an audit wants into the store; then (audit, hash) into ``LocalView.opened``.
+
+    ``own``: I am its maker; others give their copy only where the maker's doesn't come.
+    """
+
+    audit: int
+    key: BoundaryKey
+    hash: str
+    own: bool
+    before_seal: bool
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """``key`` isn't what its maker has receipted: forget it, and what ``stage`` made of it
+    (:meth:`LocalView.drop_item`), graphs included."""
+
+    key: BoundaryKey
+    stage: int
+
+
+class RunWitness(msgspec.Struct, frozen=True):
+    """Run a case's bundle and put the digest into ``LocalView.witnessed`` ("" where it can't be run here)."""
+
+    case: int
+    bundle: str
+
+
 class Push(msgspec.Struct, frozen=True):
     """Send a boundary of mine to the member whose lease it is for; then put it into ``LocalView.pushed``."""
 
@@ -191,6 +219,9 @@ Owe = (
     | Fetch
     | FetchStored
     | StoreBoundary
+    | StoreEvidence
+    | Drop
+    | RunWitness
     | Push
     | Commit
     | SendSlice
@@ -208,6 +239,7 @@ Owe = (
 
 _RANK: dict[type, int] = {
     Refuse: 0,
+    Drop: 0,
     Report: 1,
     Restore: 2,
     ApplySeal: 3,
@@ -226,6 +258,8 @@ _RANK: dict[type, int] = {
     Fetch: 12,
     Compute: 13,
     MakeSnapshot: 14,
+    StoreEvidence: 15,
+    RunWitness: 16,
 }
 
 
@@ -234,4 +268,6 @@ def urgency(owe: Owe) -> tuple[int, int, int, int]:
     if isinstance(owe, Compute):
         kind = 3 if owe.generation is None else 2 if owe.evaluation else 0 if owe.backward else 1
         return (_RANK[Compute], kind, owe.step, owe.microbatch)
+    if isinstance(owe, StoreEvidence):  # a seal waits for it, or nothing does
+        return (_RANK[Fetch if owe.before_seal else StoreEvidence], 0, owe.audit, owe.key.microbatch)
     return (_RANK[type(owe)], 0, 0, 0)

@@ -7,25 +7,29 @@ that failed is owed again after a growing wait. Nothing here remembers having sa
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from loguru import logger
 
 from miner.context import RunContext, sleep_until
-from miner.heartbeat import HeartbeatHandle, Target
+from miner.heartbeat import HeartbeatHandle
+from miner.joining import Joiner
+from miner.member_evidence import EvidenceWork
 from miner.member_items import ItemWork
 from miner.member_links import Links
 from miner.member_merge import MergeWork
 from miner.member_state import StateWork
+from miner.member_witness import WitnessWork
 from miner.owed import incarnation, may_add, owed
 from miner.owed_ahead import owed_ahead
+from miner.owed_evidence import openings
 from miner.owes import (
     ApplySeal,
     Check,
     Commit,
     Compute,
+    Drop,
     Examine,
     Fetch,
     FetchMerged,
@@ -39,20 +43,22 @@ from miner.owes import (
     Refuse,
     Report,
     Restore,
+    RunWitness,
     SendSlice,
     StoreBoundary,
+    StoreEvidence,
     StoreSlice,
 )
 from miner.reporter import Reporter
 from miner.store_links import StoreLinks
 from miner.waiting import why_waiting
-from subnet.errors import IotaError, Refused
+from subnet.errors import IotaError
 from subnet.logs import ReasonLog
 from subnet.net.client import SignedClient
-from subnet.protocol.messages import JoinAnswer, JoinRequest
-from subnet.run.events import Gone, Record
-from subnet.timing import TIMEOUTS, Backoff, Deadline
-from subnet.words import PROTOCOL_VERSION, Member
+from subnet.run.audits import branch
+from subnet.run.events import Gone, Record, Rewound
+from subnet.timing import TIMEOUTS
+from subnet.words import CALIBRATION_STEP, Member
 
 COALESCE_S = 0.002
 RETRY_S = 0.5
@@ -70,18 +76,19 @@ class RunMember:
         hardware_class: tuple[str, ...],
         links: Links,
     ) -> None:
-        self._context, self._client, self._heartbeat = context, client, heartbeat
-        self._hardware_class, self.links = hardware_class, links
+        self._context, self._heartbeat = context, heartbeat
+        self.links = links
+        self._joiner = Joiner(context, client, heartbeat, hardware_class)
         self._items, self._merges = ItemWork(context), MergeWork(context)
         self._states = StateWork(context, self._merges)
-        self._store_links = StoreLinks(context)
+        self._store_links, self._evidence = StoreLinks(context), EvidenceWork(context)
+        self._witness = WitnessWork(context)
+        self._branch = branch(context.run_state)
         self._reporter = Reporter(context, client)
         self._reasons = ReasonLog()
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._not_before: dict[Owe, tuple[float, float]] = {}
-        self._boot = secrets.token_hex(8)
-        self._peer_port = 0
         self._ticks = 0
         self._idle_since_s = asyncio.get_running_loop().time()
         context.wake = self._wake.set
@@ -89,12 +96,11 @@ class RunMember:
 
     async def run(self, peer_port: int) -> None:
         """Until the run is finished; raises what can't be cured by trying again."""
-        self._peer_port = peer_port
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._context.directives.follow(), name="directives"),
                 group.create_task(self._reporter.run(), name="reporter"),
-                group.create_task(self._join_forever(), name="join"),
+                group.create_task(self._joiner.run(peer_port), name="join"),
                 group.create_task(self._tick_forever(), name="ticks"),
                 group.create_task(self._spill_forever(), name="spill"),
             ]
@@ -113,7 +119,9 @@ class RunMember:
                 if event.member == self._context.member and event.why == "checksum":
                     logger.warning("the state of {} is not what others have: it is restored", event.member)
                     self._states.distrust()
-        if new_term and self._context.member is not None:
+        if branch(self._context.run_state) != self._branch:
+            self._rewind([record.event for record in records if isinstance(record.event, Rewound)])
+        elif new_term and self._context.member is not None:
             self._renew("a new term began")
         self._wake.set()
 
@@ -126,15 +134,31 @@ class RunMember:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=TIMEOUTS.shutdown_grace_s)
         await self._store_links.close()
+        await self._evidence.close()
         await self._states.close()
         await self._context.tokens.close()
+
+    def _rewind(self, seen: Sequence[Rewound]) -> None:
+        """The run goes on from an earlier state: what is of later steps never was. Where that was missed, all of it goes."""
+        context, now = self._context, branch(self._context.run_state)
+        whole = [event.branch for event in seen] == list(range(self._branch + 1, now + 1))
+        step = min(event.step for event in seen) if whole and seen else CALIBRATION_STEP
+        for event in seen:
+            logger.warning("case {}: the run is rewound to step {}, branch {}", event.case, event.step, event.branch)
+        self._branch = now
+        context.cache.drop_from(step)
+        context.local.rewind(step)
+        self._states.rewind()
+        self.links.rewind()
+        self._store_links.end_step()
+        self._renew(f"the run is on branch {now}")
 
     # --- incarnation -------------------------------------------------------------------------------------------
 
     def _renew(self, why: str) -> None:
         logger.info("new incarnation: {}", why)
         self._context.new_incarnation()
-        self._boot = secrets.token_hex(8)
+        self._joiner.renew()
         self._reporter.forget()
         self._not_before.clear()
         for task in list(self._tasks):
@@ -145,58 +169,13 @@ class RunMember:
         state = context.run_state
         if state.finished is not None:
             return
-        member, used_up = incarnation(state, context.signer.hotkey, self._boot)
+        member, used_up = incarnation(state, context.signer.hotkey, self._joiner.boot)
         if used_up or self._reporter.void.is_set():
             self._renew("the last one is gone")
         elif member != context.member:
             context.member = member
             if member is not None:
                 logger.info("joined as {} at stage {}", member, state.members[member].stage)
-
-    async def _join_forever(self) -> None:
-        backoff = Backoff(0.1, 2.0)
-        while True:
-            context = self._context
-            if context.member is not None or context.run_state.finished is not None:
-                backoff.reset()
-                await asyncio.sleep(0.1)
-                continue
-            wait_s = backoff.next_s()
-            target = Target(self._client.base_url, self._client.receiver, self._boot, self._client.offset_ns)
-            self._heartbeat.aim(target)
-            request = JoinRequest(
-                version=PROTOCOL_VERSION,
-                run=context.run_id,
-                boot=self._boot,
-                host=context.settings.host,
-                port=context.settings.announce_port or self._peer_port,
-                hardware_class=self._hardware_class,
-                seen=context.directives.cursor,
-                reachable=context.reachable,
-            )
-            try:
-                answer = await self._client.request(
-                    "POST", "/v1/join", request, JoinAnswer, deadline=Deadline.after(TIMEOUTS.http_request_s)
-                )
-                wait_s = max(wait_s, self._joining(answer))
-            except Refused as refused:
-                self._reasons.note("join", refused.code, str(refused))
-            except IotaError as error:
-                self._reasons.note("join", error.code, str(error))
-            await sleep_until_member(context, wait_s)
-
-    def _joining(self, answer: JoinAnswer) -> float:
-        """Seconds to wait before asking again; raises where waiting can't help."""
-        refusal = answer.refusal
-        if refusal is None:
-            return 0.5
-        self._reasons.note("join", refusal.code, refusal.reason)
-        if refusal.code == "boot_seen":
-            self._boot = secrets.token_hex(8)
-            return 0.0
-        if refusal.retry_after is None and refusal.code not in ("run_finished", "run_mismatch"):
-            raise Refused(refusal, who="the validator")
-        return refusal.retry_after or 1.0
 
     async def _tick_forever(self) -> None:
         while True:
@@ -223,6 +202,8 @@ class RunMember:
                 self._drop_stale_jobs()
                 self._start_owed(context.member)
                 self._states.save_when_due()
+            else:
+                self._open_evidence()
             self._say_why_idle()
             await asyncio.sleep(COALESCE_S)
 
@@ -250,6 +231,8 @@ class RunMember:
                 continue
             if isinstance(owe, Refuse):
                 self._refuse(owe)
+            elif isinstance(owe, Drop):
+                self._items.drop(owe)
             elif isinstance(owe, Reduce):
                 reductions.append(owe)
             elif isinstance(owe, FetchMerged):
@@ -260,6 +243,13 @@ class RunMember:
             self._start(reductions, self._merges.reduce(reductions))
         if fetches:
             self._start(fetches, self._merges.fetch_merged(fetches))
+
+    def _open_evidence(self) -> None:
+        """Of who isn't a member, in quarantine perhaps: what audits of others want of it is given all the same."""
+        now, local = asyncio.get_running_loop().time(), self._context.local
+        for owe in openings(self._context.run_state, local):
+            if owe not in local.jobs and now >= self._not_before.get(owe, (0.0, 0.0))[0]:
+                self._start([owe], self._work(owe))
 
     def _work(self, owe: Owe) -> Coroutine[Any, Any, None]:
         match owe:
@@ -273,6 +263,10 @@ class RunMember:
                 return self._store_links.fetch_stored(owe)
             case StoreBoundary():
                 return self._store_links.store_boundary(owe)
+            case StoreEvidence():
+                return self._evidence.store(owe)
+            case RunWitness():
+                return self._witness.run(owe)
             case Commit():
                 return self._merges.commit(owe)
             case SendSlice():
@@ -295,7 +289,7 @@ class RunMember:
                 return self._states.restore(owe)
             case MakeSnapshot():
                 return self._states.snapshot(owe)
-            case Report() | Refuse() | Reduce() | FetchMerged():
+            case Report() | Refuse() | Drop() | Reduce() | FetchMerged():
                 raise RuntimeError(f"{type(owe).__name__} is started elsewhere")
 
     def _start(self, owes: Sequence[Owe], work: Coroutine[Any, Any, None]) -> None:
@@ -368,10 +362,3 @@ class RunMember:
             self._reasons.note(task.get_name(), error.code, str(error))
         else:
             logger.opt(exception=error).error("{} failed", task.get_name())
-
-
-async def sleep_until_member(context: RunContext, seconds: float) -> None:
-    """So long, or until this process is a member."""
-    end = asyncio.get_running_loop().time() + seconds
-    while asyncio.get_running_loop().time() < end and context.member is None:
-        await asyncio.sleep(min(0.05, seconds))

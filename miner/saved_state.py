@@ -35,6 +35,8 @@ class SavedHead(msgspec.Struct, frozen=True):
     stage: int
     root: str
     manifest: bytes
+    branch: int = 0
+    """Of the run, when it was written: on another one its steps were done again."""
 
 
 class Stopped(Exception):
@@ -50,6 +52,7 @@ class Saved:
     root: str
     manifest: SnapshotManifest
     offsets: dict[BlobHash, int]
+    branch: int = 0
 
     @property
     def step(self) -> int:
@@ -88,6 +91,7 @@ class SavedState:
         size_bytes: int,
         snapshot: Callable[[BlobSink], SnapshotManifest],
         stopped: Callable[[], bool],
+        branch: int = 0,
     ) -> bool:
         """Write the state beside the last one; :meth:`commit` puts it in its place. False if it was stopped.
 
@@ -101,7 +105,7 @@ class SavedState:
             raise OutOfSpace(f"the state would leave {left_bytes} bytes free, not {self._reserve_bytes}")
         try:
             with full_disk_is_ours("the saved state"), (self._directory / _TEMP).open("wb", buffering=0) as file:
-                _write(file.fileno(), stage, root, snapshot, stopped)
+                _write(file.fileno(), stage, root, snapshot, stopped, branch)
         except Stopped:
             self._drop_temp()
             return False
@@ -149,6 +153,7 @@ def _write(
     root: str,
     snapshot: Callable[[BlobSink], SnapshotManifest],
     stopped: Callable[[], bool],
+    branch: int,
 ) -> None:
     body_bytes = 0
 
@@ -160,7 +165,7 @@ def _write(
         body_bytes += data.nbytes
 
     manifest = snapshot(put)
-    head = msgspec.msgpack.encode(SavedHead(stage, root, manifest.encode()))
+    head = msgspec.msgpack.encode(SavedHead(stage, root, manifest.encode(), branch))
     write_all(descriptor, [head, _TRAILER.pack(body_bytes, len(head), blake3(head).digest())])
 
 
@@ -187,4 +192,4 @@ def _read(path: Path) -> Saved:
                 at += ref.size_bytes
     if at != body_bytes:
         raise InputError("its chunks don't add up")
-    return Saved(path, head.stage, head.root, manifest, offsets)
+    return Saved(path, head.stage, head.root, manifest, offsets, head.branch)

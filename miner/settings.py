@@ -45,6 +45,10 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """After so many steps the stage's state goes to this machine's disk, so that a restart begins there."""
     state_disk_bytes: int = 8 << 30
     """A larger state isn't kept."""
+    witness_memory_bytes: int = 8 << 30
+    """What the replay of somebody else's case may take in a process of its own; a larger stage is left to other witnesses."""
+    witness_disk_bytes: int = 4 << 30
+    """What the evidence of a case may take on disk while it is replayed; 0: this miner is no witness."""
     disk_reserve_bytes: int = 256 << 20
     """Bytes that caches leave free on the disk."""
     tls: TlsMode = "auto"
@@ -81,6 +85,8 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("graph_memory_bytes", "boundary_memory_bytes", "boundary_disk_bytes", "cache_disk_bytes"):
             if getattr(self, name) < 1 << 20:
                 raise ConfigError(f"{name} = {getattr(self, name)} is not allowed", hint="allowed: 1 MiB or more")
+        if min(self.witness_memory_bytes, self.witness_disk_bytes) < 0:
+            raise ConfigError("a witness' budget below 0 is not allowed", hint="0: this miner is no witness")
         for flag, limit in (
             ("upload", self.upload_bytes_per_s),
             ("download", self.download_bytes_per_s),

@@ -17,6 +17,7 @@ from subnet.errors import IotaError, NotFound, OutOfSpace, Unreachable
 from subnet.logs import ReasonLog
 from subnet.model.snapshots import SnapshotManifest
 from subnet.protocol.wire import is_blob_hash
+from subnet.run.audits import branch
 from subnet.run.state import RunState, num_stages, restore_point
 from subnet.store.disk import BlobCache
 from subnet.timing import TIMEOUTS, Deadline
@@ -46,7 +47,7 @@ class Holdings:
         """By manifest."""
         self._kept: set[str] = set()
         self._named: set[str] = set()
-        self._named_at: tuple[int, int] | None = None
+        self._named_at: tuple[int, int, int] | None = None
         self._reasons = ReasonLog()
 
     def get(self, blob: str) -> bytearray | None:
@@ -100,7 +101,7 @@ class Holdings:
         if any(blob in chunks for chunks in self._chunks.values()):
             return True
         state = self._state()
-        at = (state.next_step, sum(len(found) for found in state.snapshots.values()))
+        at = (branch(state), state.next_step, sum(len(found) for found in state.snapshots.values()))
         if at != self._named_at:
             self._named, self._named_at = named_blobs(state), at
         return blob in self._named

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from miner.local_view import LocalView
 from subnet.run import state as st
+from subnet.run.audits import all_audited, may_plan
 from subnet.run.state import RunState
 from subnet.words import Member
 
@@ -25,7 +26,7 @@ def why_waiting(state: RunState, me: Member | None, local: LocalView) -> str:
         return f"the validator to take note of this stage's state at step {local.version}"
     work = state.work
     if work is None or work.step != state.next_step:
-        return f"step {state.next_step} to begin"
+        return _why_no_step(state)
     if me not in st.ready(state, stage):
         return f"another replica's state of stage {stage} to agree with this one's"
     merge = work.merges[st.group_of(state, stage)]
@@ -36,3 +37,12 @@ def why_waiting(state: RunState, me: Member | None, local: LocalView) -> str:
     if held:
         return f"input of {len(held)} leased items of stage {stage} at step {work.step} (microbatches {held[:8]})"
     return f"a lease: {len(work.undealt[stage])} items of stage {stage} at step {work.step} are not dealt yet"
+
+
+def _why_no_step(state: RunState) -> str:
+    """Between two steps: the audits may be behind, else the next one is about to begin."""
+    at_end = state.next_step >= st.config(state).run.steps
+    if (at_end and not all_audited(state)) or not may_plan(state, state.next_step):
+        steps = [f"{closed.first_step} to {closed.last_step}" for _, closed in sorted(state.audits.windows.items())]
+        return f"the validator to finish its audits ({len(state.audits.open)} open; steps {', '.join(steps) or 'none'})"
+    return f"step {state.next_step} to begin"

@@ -79,6 +79,11 @@ def build_parser() -> argparse.ArgumentParser:
         ("boundary_memory", "boundary blobs in memory"),
         ("boundary_disk", "boundary blobs on disk"),
         ("cache_disk", "tokens, snapshots and merged gradients on disk"),
+        (
+            "witness_memory",
+            "the process that does an accused's work again, where this miner is asked to; larger is refused",
+        ),
+        ("witness_disk", "the evidence of such a case, while it is replayed; 0: this miner is no witness"),
     ):
         gib: float = getattr(default, f"{flag}_bytes") / GIB
         own.add_argument(f"--limit.{flag}_gib", dest=f"{flag}_gib", type=float, default=gib, help=what)
@@ -126,6 +131,8 @@ def settings_from(flags: argparse.Namespace) -> MinerSettings:
         boundary_memory_bytes=round(flags.boundary_memory_gib * GIB),
         boundary_disk_bytes=round(flags.boundary_disk_gib * GIB),
         cache_disk_bytes=round(flags.cache_disk_gib * GIB),
+        witness_memory_bytes=round(flags.witness_memory_gib * GIB),
+        witness_disk_bytes=round(flags.witness_disk_gib * GIB),
         tls=flags.tls,
         trusted=tuple(flags.trusted),
         upload_bytes_per_s=bytes_per_s(upload, "--limit.upload") if upload is not None else None,

@@ -64,6 +64,42 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="with --lead-from: only the run of this name or id (may be repeated)",
     )
+    own.add_argument(
+        "--follow",
+        dest="follow",
+        default=None,
+        metavar="URL",
+        help="lead nothing: follow the runs whose journals are in this store, check and audit them, set own weights; "
+        "implies --store.url",
+    )
+    own.add_argument(
+        "--follow.run",
+        dest="follow_runs",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --follow: only the run of this name or id (may be repeated)",
+    )
+    own.add_argument(
+        "--audit.required",
+        dest="audit_required",
+        action="store_true",
+        help="refuse submissions whose run file has audits off",
+    )
+    own.add_argument(
+        "--audit.memory",
+        dest="audit_memory",
+        default=None,
+        metavar="SIZE",
+        help=f"4GiB: states of stages that the audit worker keeps; without it {default.audit_memory_bytes >> 30}GiB",
+    )
+    own.add_argument(
+        "--audit.disk",
+        dest="audit_disk",
+        default=None,
+        metavar="SIZE",
+        help=f"blobs and bundles of a run's audits on this disk; without it {default.audit_disk_bytes >> 30}GiB",
+    )
     own.add_argument("--submitters", nargs="*", default=[], metavar="HOTKEY", help="hotkeys that may submit runs")
     own.add_argument("--burn_share", type=float, default=default.burn_share, help="share of the weights that is burned")
     own.add_argument("--weights.version_key", dest="weights_version_key", type=int, default=default.weights_version_key)
@@ -73,13 +109,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
     from subnet.errors import ConfigError
+    from subnet.net.rate import num_bytes
     from validator.settings import ValidatorSettings
 
-    if flags.lead_from and flags.store_url and flags.lead_from.rstrip("/") != flags.store_url.rstrip("/"):
-        raise ConfigError(
-            f"--lead-from {flags.lead_from} and --store.url {flags.store_url} differ",
-            hint="a run is led from the store that it goes on in: give --lead-from alone",
-        )
+    default = ValidatorSettings()
+    memory, disk = flags.audit_memory, flags.audit_disk
+    for flag, url in (("--lead-from", flags.lead_from), ("--follow", flags.follow)):
+        if url and flags.store_url and url.rstrip("/") != flags.store_url.rstrip("/"):
+            raise ConfigError(
+                f"{flag} {url} and --store.url {flags.store_url} differ",
+                hint=f"a run is in the store that it goes on in: give {flag} alone",
+            )
     return ValidatorSettings(
         netuid=flags.netuid,
         chain=flags.network,
@@ -90,9 +130,11 @@ def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
         host=flags.host,
         port=flags.port,
         directory=Path(flags.directory).expanduser(),
-        store_url=flags.lead_from or flags.store_url or ValidatorSettings().store_url,
+        store_url=flags.lead_from or flags.follow or flags.store_url or ValidatorSettings().store_url,
         lead_from=flags.lead_from is not None,
         lead_runs=tuple(flags.lead_runs),
+        follow=flags.follow is not None,
+        follow_runs=tuple(flags.follow_runs),
         store_endpoint=flags.store_endpoint,
         store_region=flags.store_region,
         store_credentials=flags.store_credentials,
@@ -101,6 +143,9 @@ def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
         set_weights=not flags.weights_off,
         burn_share=flags.burn_share,
         weights_version_key=flags.weights_version_key,
+        audit_required=flags.audit_required,
+        audit_memory_bytes=num_bytes(memory, "--audit.memory") if memory is not None else default.audit_memory_bytes,
+        audit_disk_bytes=num_bytes(disk, "--audit.disk") if disk is not None else default.audit_disk_bytes,
     )
 
 

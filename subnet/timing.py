@@ -172,6 +172,9 @@ class Timeouts:
     peer_need_retry_s: float = _wait(1, "A missing boundary is asked for again this often.")
     chain_request_s: float = _wait(30, "One call to the chain.")
     executor_item_s: float = _wait(600, "One work item on the compute thread; longer means that it hangs.")
+    evidence_s: float = _wait(20, "What an audit wants is in the store within this time, or its maker doesn't open it.")
+    audit_run_s: float = _wait(1800, "One replay of a case in the audit worker.")
+    witness_s: float = _wait(120, "A witness says what its replay gave; then the next one is asked.")
     shutdown_s: float = _wait(10, "From the first signal to the end of the process.")
     shutdown_grace_s: float = _wait(5, "Of that, for handing work back before the tasks are cancelled.")
     url_ttl_s: float = _wait(300, "How long a presigned URL is good for.")
@@ -207,6 +210,7 @@ NESTING: tuple[tuple[str, float, str, str], ...] = (
     ("check_s", 1, "stall_floor_s", "each step of a merge ends before a stall is called"),
     ("loop_blocked_s", 1, "stall_floor_s", "a validator that stands still itself is told apart from a stalled run"),
     ("stall_floor_s", 1, "stall_first_s", "the first step has models to load and states to restore"),
+    ("executor_item_s", 1, "audit_run_s", "the replay of a partial has several items"),
     ("lease_floor_s", 1, "executor_item_s", "a lease is dealt again before the executor is replaced"),
 )
 """(inner, factor, outer, why): inner * factor must be below outer."""

@@ -16,6 +16,8 @@ from validator.decide_steps import fp64_bits
 class Audit:
     """The judging half of a schedule; the other half fills these in."""
 
+    max_events = 6000
+
     run_planned: ev.RunPlanned
     reference: toy.Reference
     profile: str
@@ -37,7 +39,7 @@ class Audit:
     def saw(self, coordinator: Coordinator, event: ev.AnyEvent) -> None:
         self.num_events += 1
         self.counts[type(event).__name__] += 1
-        if self.num_events > 6000:
+        if self.num_events > self.max_events:
             raise Bad("the journal grows without end")
         if isinstance(event, ev.Gone) and not self.tainted:
             if event.why == "liar" and event.member.hotkey not in self.liars:
@@ -113,6 +115,6 @@ class Audit:
             if not right:
                 raise Bad("wrong sum")
 
-    def settled(self, version: int, stage: int, w: int) -> None:
+    def settled(self, version: int, stage: int, w: int, hotkey: str = "") -> None:
         if not self.tainted and w != self.reference.states(version, frozenset(self.skipped))[stage]:
             raise Bad(f"wrong state at {version}")

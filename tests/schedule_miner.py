@@ -8,13 +8,14 @@ import schedule_toy as toy
 from schedule_nodes import Bad
 
 from miner import owed as owing
-from miner.local_view import BoundaryKey, LocalView, MergedLocally, StoredLocally
+from miner.local_view import BoundaryKey, LocalView, MadeFrom, MergedLocally, StoredLocally
 from miner.owed_ahead import owed_ahead
 from miner.owes import (
     ApplySeal,
     Check,
     Commit,
     Compute,
+    Drop,
     Examine,
     Fetch,
     FetchMerged,
@@ -27,10 +28,13 @@ from miner.owes import (
     Report,
     Restore,
     SendSlice,
+    StoreEvidence,
     StoreSlice,
 )
 from subnet.protocol import messages as msg
+from subnet.run import audits
 from subnet.run import state as st
+from subnet.run.events import Rewound
 from subnet.run.follower import Follower, Took
 from subnet.words import CALIBRATION_STEP, Commitment, Member
 
@@ -80,10 +84,13 @@ class Miner:
             if args[0] > self.follower.term:
                 self.sim.send(source, self, "poll", self.follower.cursor)
         elif kind == "stream":
+            branch = audits.branch(self.state)
             took = self.follower.take(*args)
             if took is Took.NEW_TERM:
                 self.coordinator = source
                 self.drop()
+            if audits.branch(self.state) != branch:
+                self.rewind(min(r.event.step for r in args[2] if isinstance(r.event, Rewound)))
             self.sim.progress |= took is not Took.NOTHING
         elif kind == "boundary":
             frame, value = args
@@ -110,10 +117,15 @@ class Miner:
         self.local.jobs.clear()
         self.sums, self.own_slices, self.slices, self.running, self.claimed = {}, {}, {}, {}, set()
 
+    def rewind(self, step: int) -> None:
+        """The run goes on from there: later boundaries never were, and the state is to be had anew."""
+        self.local.rewind(step)
+        self.values = {key: value for key, value in self.values.items() if key.step < step}
+
     def have(self, key: BoundaryKey, value: int) -> None:
         self.sim.progress |= key not in self.values
         self.values[key] = value
-        self.local.boundaries[key] = toy.name(value)
+        self.local.boundaries[key] = self.local.kept[key] = toy.name(value)
         self.local.unavailable.discard(key)
 
     def give_boundary(self, to: Miner, key: BoundaryKey) -> None:
@@ -181,10 +193,16 @@ class Miner:
                 self.finish(owe)
             case Refuse():
                 self.refuse(owe)
+            case Drop():
+                for key in self.local.drop_item(owe.key, owe.stage):
+                    self.values.pop(key, None)
             case Fetch():
                 for source in owe.sources:
                     if source in self.sim.addresses and source != me:
                         self.sim.send(self.sim.addresses[source], self, "need", owe.key)
+            case StoreEvidence() if self.writes and owe.key in self.values:
+                self.sim.put(self.values[owe.key])
+                self.local.opened.add((owe.audit, owe.hash))
             case Push():
                 if owe.to in self.sim.addresses:
                     self.local.pushed.add((owe.key, owe.to))
@@ -260,25 +278,35 @@ class Miner:
         if (step, m, stage, owe.backward) == self.sim.poison and owe.generation is not None:
             self.local.failures[step, m, owe.generation] = ("not finite", "the gradient isn't finite")
             return
+        used = self.local.boundaries.get(entry, "")
         if not owe.backward:
+            self.local.made_from[BoundaryKey(step, m, stage, False)] = MadeFrom(used, "", owe.generation or 0)
             if last:
                 self.local.losses[step, m] = toy.loss_bits(w, x)
                 self.local.evaluated.add((step, m))
             else:
                 self.have(BoundaryKey(step, m, stage, False), toy.forward(w, x, stage))
+                self.made(owe, BoundaryKey(step, m, stage, False))
             return
         g = toy.loss_gradient(w, x) if last else self.values.get(BoundaryKey(step, m, stage + 1, True))
         if g is None:
             return
         if last:
             self.local.losses[step, m] = toy.loss_bits(w, x)
+        gradient = "" if last else self.local.boundaries.get(BoundaryKey(step, m, stage + 1, True), "")
+        self.local.made_from[BoundaryKey(step, m, stage, True)] = MadeFrom(used, gradient, owe.generation or 0)
         self.have(BoundaryKey(step, m, stage, True), toy.backward(w, x, g, stage))
+        self.made(owe, BoundaryKey(step, m, stage, True))
         if owing.may_add(self.state, me, self.local, owe):
             sums = self.sums.setdefault((step, owe.epoch), {})
             for p in st.partitions_of(self.state, st.group_of(self.state, stage), stage):
                 sums[p] = toy.accumulate(step, sums.get(p), toy.gradient(w, x, g, stage, p))
             assert owe.generation is not None
             self.local.added[step, m, owe.epoch] = owe.generation
+
+    def made(self, owe: Compute, key: BoundaryKey) -> None:
+        if owe.generation is not None:
+            self.local.produced[key] = self.local.boundaries[key]
 
     def restore(self, owe: Restore) -> None:
         if owe.whole:
@@ -304,8 +332,14 @@ class Miner:
         if st.update_delay(self.state) and step > CALIBRATION_STEP:
             self.local.version_before = step
         self.local.version = step + 1
-        self.local.end_step(step)
-        self.values = {key: value for key, value in self.values.items() if key.step > step}
+        first = audits.evidence_from(self.state) if st.config(self.state).audit.on else step + 1
+        self.local.end_step(step, first)
+        self.values = {
+            key: value
+            for key, value in self.values.items()
+            if key.step > step or (key.step >= first and key in self.local.produced)
+        }
+        self.local.kept = {key: name for key, name in self.local.kept.items() if key in self.values}
         self.sums = {key: sums for key, sums in self.sums.items() if key[0] > step}
         self.running = {job: due for job, due in self.running.items() if job.step > step}
         self.own_slices, self.slices, self.claimed = {}, {}, set()
@@ -318,7 +352,7 @@ class Miner:
         assert self.local.version is not None
         self.local.root = "" if self.local.version == CALIBRATION_STEP else toy.name(self.w)
         self.sim.progress = True
-        self.sim.settled(self.local.version, stage, self.w)
+        self.sim.settled(self.local.version, stage, self.w, self.hotkey)
 
     # --- merging
 

@@ -125,6 +125,7 @@ class Coordinator:
     """A validator process: durable are its journal and the acknowledgements it has noted, volatile its watch."""
 
     paused = False
+    policy = POLICY
 
     def __init__(self, sim: Sim, journal: list[ev.Record], term: int, acknowledged: int, num_segments: int) -> None:
         self.sim, self.journal, self.dead = sim, journal, False
@@ -184,7 +185,7 @@ class Coordinator:
 
     def _hello(self, source: Miner, request: msg.JoinRequest) -> None:
         hotkey = source.hotkey
-        joined = intake.admit_join(self.state, request, hotkey, f"cold{hotkey}", self.now, self.watch, POLICY)
+        joined = intake.admit_join(self.state, request, hotkey, f"cold{hotkey}", self.now, self.watch, self.policy)
         if not isinstance(joined, Refusal):
             self.emit(joined)
 
@@ -210,7 +211,7 @@ class Coordinator:
             self.watch.started.discard(self.postponed.pop())
         try:
             for _ in range(200):
-                decisions = deciding.decide(self.now, self.state, self.watch, POLICY, self.sim.rng)
+                decisions = deciding.decide(self.now, self.state, self.watch, self.policy, self.sim.rng)
                 if not decisions:
                     break
                 for decision in decisions:

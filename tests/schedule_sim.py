@@ -43,10 +43,13 @@ LIES = [
 
 MAX_PASSES = 400
 """Units of time after which a run that isn't finished counts as stuck: mute members run every deadline down."""
+MAX_ROUNDS = 6000
 
 
 class Sim(Audit):
     """One schedule, all of it decided by ``seed``."""
+
+    max_passes, max_members = MAX_PASSES, 14
 
     def __init__(
         self,
@@ -324,7 +327,7 @@ class Sim(Audit):
             self.restart(self.coordinators[-1])
         self.coordinator = self.coordinators[-1]
         idle = 0
-        for _ in range(6000):
+        for _ in range(MAX_ROUNDS):
             self.progress = self.busy = False
             before = sum(len(c.journal) for c in self.coordinators)
             if self.coordinator.dead:
@@ -360,11 +363,11 @@ class Sim(Audit):
     def _pass_time(self) -> bool:
         self.now += 1
         self.passes += 1
-        if self.passes > MAX_PASSES:
+        if self.passes > self.max_passes:
             return False
         state = self.coordinator.state
         served = {info.stage for member, info in state.members.items() if member.hotkey not in self.liars}
-        if len(served) < self.num_stages and self.passes % 4 == 0 and len(self.miners) < 14:
+        if len(served) < self.num_stages and self.passes % 4 == 0 and len(self.miners) < self.max_members:
             self.miners.append(self.new_miner(f"hot{len(self.miners)}"))
         for node in self.nodes():
             node.tick(True)

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Sequence
 
 from subnet.run.config import (
+    AuditSection,
     EvaluationSection,
     ModelSection,
     PipelineSection,
@@ -101,6 +102,7 @@ def plan_run(
     snapshot_every: int = 50,
     even: bool = False,
     update_delay: int = 0,
+    audit: AuditSection | None = None,
 ) -> RunPlanned:
     """A run whose stages hold two partitions each; tied: first and last stage are one group and share a third.
 
@@ -115,6 +117,7 @@ def plan_run(
         ),
         snapshot=SnapshotSection(every_steps=snapshot_every),
         evaluation=EvaluationSection(rows=4 * evaluation_items, every_steps=evaluation_every),
+        audit=audit or AuditSection(),
     )
     groups = tuple(GroupShape((s,), ((s,), (s,))) for s in range(num_stages))
     if tied and num_stages > 1:

@@ -17,6 +17,7 @@ from subnet.run.apply import fold
 from subnet.run.events import NotAccumulated
 from subnet.run.state import RunState
 from subnet.run.state_codec import dump_state, state_bytes
+from subnet.score.book import RunBook
 from subnet.words import Cursor
 from validator.copies import Beside, Copy, encode_beside
 from validator.history import History
@@ -24,15 +25,15 @@ from validator.journal_core import JournalCore
 from validator.journal_store import JournalStore
 from validator.log_publisher import SegmentFile
 from validator.projection import SessionProjection
-from validator.scoring import ScoreBook
 
 
 def check_says_the_same(found: Rig, whole: Rig, length: int) -> None:
-    """State, history, core, heads and projection of ``found`` are those of a journal that keeps everything."""
+    """State, ledger, history, core, heads and projection of ``found`` are those of a journal that keeps everything."""
     assert len(found.journal) == len(whole.journal) == length
     assert found.journal.head == whole.journal.head
     assert state_bytes(found.coordinator.state) == state_bytes(whole.coordinator.state)
     assert found.coordinator.history.dump() == whole.coordinator.history.dump()
+    assert found.coordinator.watch.audits.ledger.dump() == whole.coordinator.watch.audits.ledger.dump()
     assert found.coordinator.core == whole.coordinator.core
     assert found.coordinator.feed.term == whole.coordinator.feed.term
     assert found.counter.dump() == whole.counter.dump()
@@ -173,18 +174,21 @@ def test_history_survives_its_dump() -> None:
 
 
 def test_scores_survive_their_dump() -> None:
-    done, pending, book = {"a": 3}, {7: {"a": 1.5}}, ScoreBook()
-    book.apply_sealed(1, 1000.0, {"a": 4.0, "b": 1.0}, run="r")
-    book.apply_registrations({"a": 7})
-    book.apply_sealed(2, 5000.0, {"a": 2.0}, run="r")
-    data = SessionProjection(done, pending, book).dump()
-    items, work, again = dict[str, int](), dict[int, dict[str, float]](), ScoreBook()
-    projection = SessionProjection(items, work, again)
+    records = LongRun().records(250)
+    book, again = RunBook(), RunBook()
+    for record in records[:200]:
+        book.note(record)
+    data = SessionProjection(book).dump()
+    projection = SessionProjection(again)
     projection.load(data)
-    assert (items, work, projection.dump()) == (done, pending, data)
-    for each in (book, again):
-        each.apply_sealed(3, 9000.0, {"b": 1.0}, run="r")
-    assert again.scores(10_000.0) == book.scores(10_000.0)
+    assert projection.dump() == data
+    for record in records[200:]:
+        book.note(record)
+        again.note(record)
+    assert again.tallies(10_000.0) == book.tallies(10_000.0) != {}
+    old = RunBook()
+    SessionProjection(old).load(b"\x93\x80\x80\x90")  # what an older version wrote
+    assert old.tallies(0.0) == {}
 
 
 async def test_keeping_less_asks_for_a_copy_now_and_then(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ ALLOWED = {
     "neurons": set(PACKAGES),
 }
 RANKS = [
-    {"words", "errors"},
+    {"words", "errors", "allocator"},
     {"timing"},
     {"logs", "service", "flags"},
     {"run", "protocol"},
+    {"score"},
     {"numerics"},
     {"model"},
     {"engine"},

@@ -6,9 +6,11 @@ import msgspec
 import pytest
 from lead_cases import submission
 
-from subnet.errors import Corrupt, Exists, InputError, NotFound
+from subnet.errors import ConfigError, Corrupt, Exists, InputError, NotFound
+from subnet.protocol import wire
+from subnet.run.config import AuditSection, RunConfig
 from validator import run_registry
-from validator.run_registry import RunRegistry
+from validator.run_registry import AuditsRequired, RunRegistry
 
 
 def places(registry: RunRegistry) -> dict[str, int]:
@@ -65,3 +67,35 @@ def test_costs_measured_anew_do_not_make_another_run(tmp_path):
     first = registry.add("submitter", submission("one"))
     again = msgspec.structs.replace(submission("one"), unit_costs=tuple(2.0 for _ in submission("one").unit_costs))
     assert registry.add("submitter", again) is first
+
+
+def test_a_validator_may_take_only_runs_that_are_audited(tmp_path):
+    def audited(name: str, audit: AuditSection):
+        made = submission(name)
+        config = msgspec.msgpack.decode(made.config, type=RunConfig)
+        return msgspec.structs.replace(made, config=wire.encode(msgspec.structs.replace(config, audit=audit)))
+
+    off = audited("off", AuditSection(rate=0.0, before_seal="none"))
+    on = audited("on", AuditSection(rate=0.1, before_seal="probation"))
+    registry = RunRegistry(tmp_path / "strict", audits_required=True)
+    with pytest.raises(AuditsRequired, match="has audits off") as caught:
+        registry.add("submitter", off)
+    assert caught.value.refusal().code == "audits_required"
+    assert "audit.before_seal" in caught.value.hint
+    assert registry.add("submitter", on).name == "on"
+    assert RunRegistry(tmp_path / "any").add("submitter", off).name == "off"
+
+
+def test_the_flags_of_audits():
+    from neurons.validator import build_parser, settings_from
+
+    flags = ["--audit.required", "--audit.memory", "2GiB", "--audit.disk", "500MB"]
+    settings = settings_from(build_parser().parse_args(flags))
+    assert (settings.audit_required, settings.audit_memory_bytes, settings.audit_disk_bytes) == (
+        True,
+        2 << 30,
+        500_000_000,
+    )
+    assert not settings_from(build_parser().parse_args([])).audit_required
+    with pytest.raises(ConfigError, match=r"audit\.disk"):
+        settings_from(build_parser().parse_args(["--audit.disk", "lots"]))

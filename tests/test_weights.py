@@ -18,7 +18,7 @@ from subnet.chain.refusals import ChainRefused
 from subnet.errors import ConfigError
 from subnet.protocol.signing import Signer
 from subnet.timing import ManualClock
-from validator.scoring import Score, ScoreBook
+from validator.scoring import Score
 from validator.weights import (
     NoWeights,
     WeightPlan,
@@ -39,7 +39,6 @@ def score(hotkey: str, total: float, registered: int | None = 0) -> Score:
         total=total,
         work=total,
         sealed_work=total,
-        sealed_steps=1,
         last_sealed_s=0.0,
     )
 
@@ -182,23 +181,17 @@ async def chain(tmp_path: Path) -> AsyncIterator[tuple[LocalChain, ManualClock]]
 
 async def test_weights_are_set_read_back_and_paced(chain):
     client, clock = chain
-    book = ScoreBook()
+    scores = dict[str, Score]()
     seen: list[Metagraph] = []
-
-    def on_metagraph(metagraph: Metagraph) -> None:
-        seen.append(metagraph)
-        book.apply_registrations({n.hotkey: n.registered_at_block for n in metagraph.neurons})
-
     policy = WeightPolicy(burn_share=0.5, version_key=5)
-    setter = WeightSetter(client, 1, VALIDATOR.hotkey, lambda: book.scores(0.0), policy, on_metagraph=on_metagraph)
+    setter = WeightSetter(client, 1, VALIDATOR.hotkey, lambda: scores, policy, on_metagraph=seen.append)
     report = await setter.attempt()
     assert (report.status, report.code) == ("nothing", "no_scores")
-    book.apply_sealed(0, 0.0, {A.hotkey: 1e12, B.hotkey: 3e12})
+    scores |= {A.hotkey: score(A.hotkey, 0.25), B.hotkey: score(B.hotkey, 0.75, registered=None)}
     report = await setter.attempt()
     assert report.status == "set", report
     assert (report.uids, report.values) == ((0, 2, 3), (65535, 16384, 49151))
     assert await client.weights(1, 1) == WeightsReceipt(report.block, report.uids, report.values)
-    assert book.scores(0.0)[A.hotkey].registered_at_block == 0
     assert len(seen) == 2
     report = await setter.attempt()
     assert (report.status, report.code, report.wait_blocks) == ("nothing", "SettingWeightsTooFast", 10)

@@ -12,10 +12,8 @@ import asyncio
 import contextlib
 import random
 import secrets
-from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from loguru import logger
 
@@ -32,6 +30,7 @@ from validator.copies import Beside, Copy
 from validator.decide import Policy, decide
 from validator.directive_stream import DirectiveFeed
 from validator.history import History
+from validator.inbox import Inbox, Join, Projection
 from validator.index import RunIndex
 from validator.intake import Ignored, admit, admit_join, blobs_to_confirm, boundary_to_confirm
 from validator.journal_core import JournalCore, term_started
@@ -52,30 +51,6 @@ MAX_DECIDED = 256
 """After so many events by decision in one turn, the next turn goes on."""
 
 
-@dataclass
-class _Join:
-    request: JoinRequest
-    hotkey: str
-    coldkey: str
-    answer: asyncio.Future[JoinAnswer]
-
-
-@dataclass
-class _Inbox:
-    claims: deque[tuple[Member, AnyClaim]] = field(default_factory=lambda: deque())
-    joins: deque[_Join] = field(default_factory=lambda: deque())
-    completions: deque[Completion] = field(default_factory=lambda: deque())
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class Projection(Protocol):
-    """What the owner of a run derives from its records by ``on_record``: it goes with each copy of the fold."""
-
-    def dump(self) -> bytes: ...
-
-    def load(self, data: bytes) -> None: ...
-
-
 class Coordinator:
     """One run. ``run`` until it returns; ``report``, ``join`` and the feed are called by the HTTP interface."""
 
@@ -94,10 +69,10 @@ class Coordinator:
     ) -> None:
         self._journal, self._publisher, self._tasks = journal, publisher, tasks
         self._signer, self._clock = signer, clock
-        self._policy = policy or Policy()
+        self.policy = policy or Policy()
         self._rng: random.Random = random.SystemRandom()
         self._on_record, self._projection = on_record, projection
-        self._inbox = _Inbox()
+        self._inbox = Inbox()
         self._background: set[asyncio.Task[None]] = set()
         self._publish_wanted = asyncio.Event()
         self.state: RunState = new_state()
@@ -106,6 +81,8 @@ class Coordinator:
         self.history = History()
         self.feed = DirectiveFeed(journal, signer)
         self.finished = asyncio.Event()
+        self.receipted_s = 0.0
+        """Compute time that members have reported to this process."""
         self.core = self._replay()
         self._copier = Copier(journal, copies)
         self._store_health = StoreHealth(
@@ -137,6 +114,8 @@ class Coordinator:
     def _load_copy(self, copy: Copy) -> tuple[tuple[int, int], ...]:
         beside = copy.load_beside()
         self.state, self.history = copy.load(), History.load(beside.history)
+        if beside.ledger:
+            self.watch.audits.ledger.load(beside.ledger)
         self.feed.term = self.state.term
         self.feed.begin_from(self.state)
         if self._projection is not None:
@@ -147,7 +126,8 @@ class Coordinator:
 
     def _beside(self) -> Beside:
         projection = self._projection.dump() if self._projection is not None else b""
-        return Beside(tuple(self.core.terms), self.history.dump(), projection)
+        ledger = self.watch.audits.ledger.dump()
+        return Beside(tuple(self.core.terms), self.history.dump(), projection, ledger)
 
     def begin(self, planned: RunPlanned, hardware_class: tuple[str, ...] | None) -> None:
         """Open a new journal, or go on with the one that is there: in the same term, unless members may have seen more."""
@@ -166,6 +146,7 @@ class Coordinator:
         self._inbox.wake.set()
 
     def _fold(self, record: Record) -> None:
+        self.watch.audits.ledger.note(self.state, record.event)
         apply(self.state, record.event)
         self._index.note(self.state, record.event)
         self.feed.note(record.event)
@@ -203,7 +184,7 @@ class Coordinator:
 
     async def join(self, hotkey: str, coldkey: str, request: JoinRequest) -> JoinAnswer:
         future: asyncio.Future[JoinAnswer] = asyncio.get_running_loop().create_future()
-        self._inbox.joins.append(_Join(request, hotkey, coldkey, future))
+        self._inbox.joins.append(Join(request, hotkey, coldkey, future))
         self._inbox.wake.set()
         return await future
 
@@ -234,6 +215,10 @@ class Coordinator:
     def complete(self, completion: Completion) -> None:
         """A background task has a result: its events are journaled by the main task."""
         self._inbox.completions.append(completion)
+        self._inbox.wake.set()
+
+    def wake(self) -> None:
+        """Something that decisions look at has changed."""
         self._inbox.wake.set()
 
     # --- the main task ----------------------------------------------------------------------------------------
@@ -269,6 +254,7 @@ class Coordinator:
                 continue
             if isinstance(claim, ForwardReceipt | BackwardReceipt):
                 self.watch.progressed(member, self._clock.now_s())
+                self.receipted_s += claim.compute_s if 0 < claim.compute_s < 1e6 else 0.0
             for event in result:
                 self._emit(event)
         while inbox.joins:
@@ -289,7 +275,7 @@ class Coordinator:
             if len(self._journal) >= end:
                 self._inbox.wake.set()
                 return
-            decisions = decide(self._clock.now_s(), self.state, self.watch, self._policy, self._rng)
+            decisions = decide(self._clock.now_s(), self.state, self.watch, self.policy, self._rng)
             progressed = False
             for decision in decisions:
                 logger.trace("{}: {}", type(decision.what).__name__, decision.reason)
@@ -303,6 +289,8 @@ class Coordinator:
         raise RuntimeError("decisions don't come to an end")
 
     def _finish(self, completion: Completion) -> None:
+        if completion.audit is not None:
+            self.watch.audits.results[completion.audit.audit] = completion.audit
         if completion.failed:
             self.watch.failed(completion.action)
         else:
@@ -312,9 +300,9 @@ class Coordinator:
         for event in completion.events(self.state):
             self._emit(event)
 
-    def _admit_join(self, join: _Join) -> JoinAnswer:
+    def _admit_join(self, join: Join) -> JoinAnswer:
         now = self._clock.now_s()
-        result = admit_join(self.state, join.request, join.hotkey, join.coldkey, now, self.watch, self._policy)
+        result = admit_join(self.state, join.request, join.hotkey, join.coldkey, now, self.watch, self.policy)
         if isinstance(result, Refusal):
             return JoinAnswer(False, result)
         self._emit(result)

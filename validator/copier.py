@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from subnet.allocator import give_back
 from subnet.run.events import QUORUM_EVENTS, AnyEvent, StepSealed
 from subnet.run.state import RunState, num_stages, restore_point
 from subnet.run.state_codec import dump_state
@@ -57,11 +58,15 @@ class Copier:
         return records >= policy.records_after_snapshot and restores_from(state) > self._restores_from
 
     def settle(self, acknowledged: int) -> None:
-        """The newest copy that is final by now goes to the journal; older ones are of no use any more."""
+        """The newest copy that is final by now goes to the journal; older ones are of no use any more.
+
+        The records before it go out of memory: what the heap holds of them is given back, else it rises with every copy.
+        """
         final = [copy for copy in self._waiting if copy.number <= acknowledged]
         if final:
             self._journal.stage_copy(final[-1])
             self._waiting = self._waiting[len(final) :]
+            give_back()
 
 
 def restores_from(state: RunState) -> int:

@@ -19,11 +19,13 @@ _DOMAIN = b"iota/copy/1\0"
 
 
 class Beside(msgspec.Struct, frozen=True, array_like=True):
-    """What a copy holds beside the state. ``terms``: (term, number of its ``TermStarted``), rising."""
+    """What a copy holds beside the state. ``terms``: (term, number of its ``TermStarted``), rising; ``ledger``: what audits
+    need of steps that are sealed (:mod:`subnet.audit.ledger`), empty in copies of a version before."""
 
     terms: tuple[tuple[int, int], ...]
     history: bytes
     projection: bytes
+    ledger: bytes = b""
 
 
 _beside_decoder = msgspec.msgpack.Decoder(Beside)

@@ -9,11 +9,14 @@ from __future__ import annotations
 from subnet.run import state as st
 from subnet.run.events import Gone
 from subnet.run.state import RunState
+from validator.audit_words import waiting_for_audits, waiting_for_seal
+from validator.decide_audits import decide_audits, decide_stale
+from validator.decide_cases import decide_appeals, decide_rewind
 from validator.decide_leases import decide_leases
 from validator.decide_members import decide_lost, decide_members
 from validator.decide_merges import decide_merges
 from validator.decide_steps import decide_steps
-from validator.decision import Action, Decision, FinishRun, ProbeSlices, Reason, TraceVerdict
+from validator.decision import Action, Decision, FinishRun, ProbeSlices, Reason, RunAppeal, RunAudit, TraceVerdict
 from validator.policy import Policy
 from validator.randomness import Randomness
 from validator.suspects import note_lost, waiting_for_suspect
@@ -26,6 +29,8 @@ __all__ = [
     "Policy",
     "ProbeSlices",
     "Reason",
+    "RunAppeal",
+    "RunAudit",
     "TraceVerdict",
     "decide",
     "waiting_for",
@@ -37,7 +42,7 @@ def decide(now_s: float, state: RunState, watch: Watch, policy: Policy, rng: Ran
     if state.run is None:
         return []
     if state.finished is not None:
-        return decide_lost(now_s, state, watch, policy)
+        return decide_lost(now_s, state, watch, policy) or decide_appeals(state, watch)
     watch.at_step(state.next_step)
     members = decide_members(now_s, state, watch, policy)
     for decision in members:
@@ -45,9 +50,12 @@ def decide(now_s: float, state: RunState, watch: Watch, policy: Policy, rng: Ran
             note_lost(now_s, state, watch, decision.what.member)
     return (
         members
+        or decide_stale(state)
+        or decide_rewind(state, watch)
         or decide_steps(now_s, state, watch, policy)
         or decide_leases(now_s, state, watch, policy, rng)
         or decide_merges(now_s, state, watch, policy, rng)
+        or decide_audits(now_s, state, watch, policy)
     )
 
 
@@ -74,7 +82,8 @@ def waiting_for(state: RunState, watch: Watch, now_s: float, policy: Policy | No
     if suspect := waiting_for_suspect(state, watch, policy or Policy()):
         return suspect
     if state.work is None:
-        return _waiting_for_snapshots(state) or f"step {state.next_step} to begin"
+        audits = waiting_for_audits(state, watch)
+        return _waiting_for_snapshots(state) or audits or f"step {state.next_step} to begin"
     return _waiting_for_work(state) or _waiting_for_snapshots(state) or "the step's seal"
 
 
@@ -137,4 +146,6 @@ def _waiting_for_checks(state: RunState, group: int, stage: int) -> str:
     unchecked = [
         str(k) for s in st.group_shape(state, group).stages for k in st.ready(state, s) if k not in merge.checks
     ]
-    return f"checks of stage {stage} by {', '.join(unchecked)}" if unchecked else "all items of the step"
+    if unchecked:
+        return f"checks of stage {stage} by {', '.join(unchecked)}"
+    return waiting_for_seal(state, stage) or "all items of the step"

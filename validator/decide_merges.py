@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from subnet.numerics.owners import choose_owners, owner_candidates
+from subnet.run import audits
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.state import Merge, RunState, StepWork
@@ -59,7 +60,8 @@ def _to_look_at(now_s: float, state: RunState, work: StepWork, watch: Watch) -> 
 
 
 def _freeze(state: RunState, work: StepWork, group: int, merge: Merge) -> list[Decision]:
-    if not all(st.stage_settled(work, stage) for stage in st.group_shape(state, group).stages):
+    stages = st.group_shape(state, group).stages
+    if not all(st.stage_settled(work, stage) and audits.inputs_said(state, work, stage) for stage in stages):
         return []
     return [Decision(ev.Frozen(work.step, group, merge.number + 1), because("all_items_done"))]
 
@@ -188,6 +190,8 @@ def _revealed(
     now_s: float, state: RunState, work: StepWork, group: int, merge: Merge, watch: Watch, policy: Policy
 ) -> list[Decision]:
     step, version = work.step, merge.version
+    if accused := _accused_owners(state, merge):
+        return order_reduce(state, work, group, merge, merge.entries, "owner_accused", without=accused)
     owing = [entry.member for entry in merge.entries if entry.member not in merge.fingerprints]
     if owing:
         keys = {member: ("fingerprint", step, group, version, member) for member in owing}
@@ -204,7 +208,17 @@ def _revealed(
             return [Decision(ev.Gone(member, "silent"), because("no_check", age_s=age_s))]
     if unchecked or not checked_everywhere(state, group, merge) or not every_item_settled(state, work):
         return []
+    if not audits.is_audited(state, work):
+        return []
     return [Decision(stage_sealed(state, work, group, merge), because("checked_by_all", version=version))]
+
+
+def _accused_owners(state: RunState, merge: Merge) -> list[str]:
+    """Owners that stand accused or were convicted since: what they merged isn't taken on the word of their friends."""
+    if not st.config(state).audit.on:
+        return []
+    names = {owner.hotkey for owner in merge.owners}
+    return sorted(names & (state.audits.quarantined.keys() | state.convicted))
 
 
 def must_check(state: RunState, group: int, watch: Watch) -> list[Member]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+from subnet.run import audits
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.config import RunConfig
@@ -26,6 +27,8 @@ def _plan(state: RunState, watch: Watch) -> list[Decision]:
         return []
     config, step = st.config(state), state.next_step + (state.work is not None)
     last = config.run.steps
+    if not audits.may_plan(state, step):
+        return []
     num_evaluation = config.num_evaluation_items if config.evaluates_at(step) else 0
     if step == last and not num_evaluation:
         return []
@@ -118,7 +121,7 @@ def _finish(state: RunState, watch: Watch) -> list[Decision]:
         return []
     if state.work is None and st.config(state).evaluates_at(state.next_step):
         return []
-    if not st.evaluation_settled(state):
+    if not st.evaluation_settled(state) or not audits.all_audited(state):
         return []
     stored = [st.stored_snapshot(state, stage, state.next_step) for stage in range(st.num_stages(state))]
     manifests = tuple(snapshot.manifest for snapshot in stored if snapshot is not None)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from subnet.audit.case import Findings
 from subnet.run.events import AnyEvent
+from subnet.words import Member, Want
 
 
 class ProbeSlices(msgspec.Struct, frozen=True):
@@ -36,7 +38,49 @@ class FinishRun(msgspec.Struct, frozen=True):
     evaluation: tuple[int, ...]
 
 
-Action = ProbeSlices | TraceVerdict | FinishRun
+class RunAudit(msgspec.Struct, frozen=True):
+    """Do the partials of an open audit again; its :class:`AuditResult` goes to ``Watch.audits.results``, then it is done.
+
+    Failed: nothing can be said (yet); it is asked for again after a pause.
+    """
+
+    audit: int
+
+
+class RunAppeal(msgspec.Struct, frozen=True):
+    """Run the bundle of a closed case again, in a fresh process, and journal ``Appealed``."""
+
+    case: int
+
+
+Action = ProbeSlices | TraceVerdict | FinishRun | RunAudit | RunAppeal
+
+
+class Accused(msgspec.Struct, frozen=True):
+    """Somebody whom two runs of its work found wrong, with the same digest both times. ``bundle``: its own evidence."""
+
+    member: Member
+    charge: str
+    """``partial`` or ``merge``."""
+    bundle: str
+    digest: str
+    claimed: str = ""
+    """The digest that the bundle would give if what it claims were true; "" where that can't be told."""
+
+
+class AuditResult(msgspec.Struct, frozen=True):
+    """What came of :class:`RunAudit`. Nothing in it depends on when it is read."""
+
+    audit: int
+    findings: Findings | None
+    """Of those members all of whose inputs were there; None where there were none, or we couldn't do it."""
+    repeated: bool = True
+    """False: a second run contradicted the first somewhere, so our machine is at fault, and nobody is accused of that."""
+    accused: tuple[Accused, ...] = ()
+    missing: tuple[Want, ...] = ()
+    """Inputs that nobody has put into the store in time."""
+    trouble: str = ""
+    """Why we have given it up, in words."""
 
 
 @dataclass(frozen=True)

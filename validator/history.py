@@ -14,7 +14,11 @@ import msgspec
 
 from subnet.protocol.api import StepView
 from subnet.run.events import (
+    Appealed,
+    AuditClosed,
     Backwarded,
+    CaseClosed,
+    CaseOpened,
     Checked,
     Committed,
     Fingerprinted,
@@ -28,6 +32,7 @@ from subnet.run.events import (
     PartitionMerged,
     Record,
     ReduceOrdered,
+    Rewound,
     RunFinished,
     RunPlanned,
     SnapshotStored,
@@ -39,6 +44,8 @@ from subnet.run.events import (
     TraceStarted,
     Updated,
     Voided,
+    WitnessAsked,
+    WitnessSaid,
 )
 from subnet.words import short
 
@@ -128,6 +135,9 @@ class History:
                     self.steps.append(StepView(event.step, loss, norm, event.tokens, seconds, holdout))
             case StageSealed():
                 self.num_merges += 1
+            case Rewound():
+                while self.steps and self.steps[-1].step >= event.step:
+                    self.steps.pop()
             case Voided():
                 self.num_voids += 1
             case Joined():
@@ -184,5 +194,37 @@ def describe(record: Record) -> str:
             return f"snapshot after {event.step} updates, stage {event.stage}, by {event.member}"
         case RunFinished():
             return f"run finished: root {event.root}"
+        case _:
+            return _describe_audits(record)
+
+
+_OUTCOMES = {
+    "convicted": "convicted: the third party's run agrees, the hotkey is out",
+    "fault": "a fault in a long clean record: unpaid, on probation again",
+    "cleared": "cleared: the third party's run says that the work was right",
+    "unconfirmed": "unconfirmed: nobody else could say; unpaid, on probation again",
+}
+_CHARGES = {"partial": "its sum isn't that of its items", "merge": "a partition it merged isn't the sum"}
+
+
+def _describe_audits(record: Record) -> str:
+    event = record.event
+    match event:
+        case AuditClosed() if event.unopened:
+            return f"audit {event.audit}: {', '.join(map(str, event.unopened))} didn't open what was receipted"
+        case CaseOpened():
+            what = _CHARGES.get(event.charge, "it doesn't open, or sends something else than it receipts")
+            sealed = "sealed" if event.sealed else "not sealed"
+            return f"case {event.case}: {event.member} stands accused (step {event.step} stage {event.stage}, {sealed}): {what}"
+        case WitnessAsked():
+            return f"case {event.case}: {event.member} is asked to do the work again"
+        case WitnessSaid():
+            return f"case {event.case}: {short(event.hotkey)} got {short(event.digest) or 'nothing'}"
+        case CaseClosed():
+            return f"case {event.case}: {_OUTCOMES.get(event.outcome, event.outcome)}"
+        case Appealed():
+            return f"case {event.case}: appeal {'rejected' if event.upheld else 'granted, the penalty ends'}"
+        case Rewound():
+            return f"rewound to step {event.step}, branch {event.branch}: a sealed lie is undone (case {event.case})"
         case _:
             return ""

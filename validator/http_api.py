@@ -1,11 +1,12 @@
 """The validator's HTTP interface: thin handlers that decode, hand over to the node, and answer; every refusal has a code.
 
 Public: hello, status, runs, run, export. Signed by a registered hotkey: join, reports, heartbeat, directives, grants, reach.
-Signed by an allow-listed submitter: runs (POST), uploads.
+Signed by an allow-listed submitter: runs (POST), uploads. Audits and cases: :mod:`validator.http_audits`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from aiohttp import web
@@ -72,10 +73,18 @@ class Backend(Protocol):
 
 
 class HttpApi:
-    def __init__(self, backend: Backend, verifier: RequestVerifier, limits: RequestLimits | None = None) -> None:
+    """``more``: routes of parts that have handlers of their own."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        verifier: RequestVerifier,
+        limits: RequestLimits | None = None,
+        more: Sequence[Route] = (),
+    ) -> None:
         self._backend = backend
         limits = limits or RequestLimits()
-        self.app = create_app(self._routes(), verifier, limits)
+        self.app = create_app([*self._routes(), *more], verifier, limits)
         quick = QuickRoutes(self._quick_routes(), verifier, limits)
         self.handlers: HandlerFactory = lambda server: handler_factory(server, quick)
         """What every member sends each second is answered the short way: to be given to ``listen``."""
@@ -114,13 +123,13 @@ class HttpApi:
 
     async def _status(self, call: Call) -> web.StreamResponse:
         run = call.request.query.get("run")
-        return answer(self._backend.status(run, _number(call, "steps", 20)))
+        return answer(self._backend.status(run, number_of(call, "steps", 20)))
 
     async def _runs(self, call: Call) -> web.StreamResponse:
         return answer(self._backend.runs())
 
     async def _export(self, call: Call) -> web.StreamResponse:
-        step = _number(call, "step", -1)
+        step = number_of(call, "step", -1)
         return answer(await self._backend.export(call.request.match_info["name"], step if step >= 0 else None))
 
     async def _submit(self, call: Call) -> web.StreamResponse:
@@ -144,7 +153,7 @@ class HttpApi:
         return answer(await self._backend.reach(call.hotkey, source, call.decode(ReachRequest)))
 
     async def _directives(self, call: Call) -> web.StreamResponse:
-        after = Cursor(_number(call, "term", 0), _number(call, "after", 0))
+        after = Cursor(number_of(call, "term", 0), number_of(call, "after", 0))
         has = checked_kind(call.request.query.get("view"))
         feed, position = self._backend.follow(call.request.query.get("run", ""), after)
         self._backend.stream_opened(call.hotkey)
@@ -157,7 +166,7 @@ class HttpApi:
         return writer.response
 
 
-def _number(call: Call, name: str, default: int) -> int:
+def number_of(call: Call, name: str, default: int) -> int:
     text = call.request.query.get(name)
     if text is None:
         return default

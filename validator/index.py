@@ -168,6 +168,17 @@ class RunIndex:
                 self._merges_changed(state)
             case ev.SnapshotOrdered() | ev.SnapshotStored() | ev.HardwareClassSet():
                 pass
+            case ev.AuditClosed() | ev.CaseOpened() | ev.CaseClosed():
+                self._merges_changed(state)
+            case (
+                ev.AuditOpened()
+                | ev.WindowClosed()
+                | ev.WindowAudited()
+                | ev.WitnessAsked()
+                | ev.WitnessSaid()
+                | ev.Appealed()
+            ):
+                pass
             case _:
                 self._rebuild(state)
 

@@ -6,30 +6,21 @@ a reason. A claim is repeated until its event is seen, so ignoring loses nothing
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from subnet.errors import Refusal
 from subnet.protocol import messages as msg
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.state import Item, Merge, RunState
 from subnet.words import CALIBRATION_STEP, Commitment, Member
+from validator import intake_audits
+from validator.intake_audits import Admitted as Admitted
+from validator.intake_audits import Ignored as Ignored
 from validator.policy import Policy
 from validator.replicas import choose_stage
 from validator.suspects import note_lost
 from validator.watch import Watch
 
 MAX_SQUARES_DIGITS = 256
-
-
-@dataclass(frozen=True)
-class Ignored:
-    """Why a claim made no event."""
-
-    reason: str
-
-
-Admitted = list[ev.AnyEvent] | Ignored
 
 
 def blobs_to_confirm(claim: msg.AnyClaim) -> tuple[str, ...]:
@@ -87,6 +78,12 @@ def admit(state: RunState, member: Member, claim: msg.AnyClaim, watch: Watch) ->
             return _checked(state, member, claim)
         case msg.SnapshotClaim():
             return _snapshot(state, member, claim, watch)
+        case msg.MismatchClaim():
+            return intake_audits.mismatch(state, member, claim, watch)
+        case msg.NotHeldClaim():
+            return intake_audits.not_held(state, member, claim, watch)
+        case msg.WitnessClaim():
+            return intake_audits.witness(state, member, claim)
 
 
 # --- members -----------------------------------------------------------------------------------------------------
@@ -104,6 +101,8 @@ def admit_join(
         return Refusal("run_finished", "the run is finished")
     if hotkey in state.convicted:
         return Refusal("convicted", "this hotkey is convicted of a lie in this run")
+    if hotkey in state.audits.quarantined:
+        return intake_audits.quarantine(state, hotkey, policy)
     if boot_seen(state, hotkey, request.boot):
         return Refusal("boot_seen", "this boot id was given an incarnation already", hint="take a new boot id")
     wait_s = back_off_left(state, hotkey, now_s, watch, policy)
@@ -122,6 +121,7 @@ def admit_join(
         host=request.host,
         port=request.port,
         reachable=request.reachable,
+        registered_at_block=watch.audits.registered.get(hotkey, 0),
     )
 
 
@@ -194,6 +194,8 @@ def _forwarded(state: RunState, member: Member, claim: msg.ForwardReceipt, watch
     evaluation = st.is_evaluation(state, claim.microbatch)
     if last and evaluation and not _is_fp32(claim.loss_bits):
         return Ignored("the receipt lacks the loss")
+    if lacks := intake_audits.lacks_forward(state, claim, evaluation=evaluation):
+        return Ignored(lacks)
     if any(blob not in watch.blobs for blob in boundary_to_confirm(state, member, claim)):
         return Ignored("the store doesn't have the boundary yet")
     watch.computed(member, claim.compute_s, backward=False)
@@ -210,6 +212,8 @@ def _backwarded(state: RunState, member: Member, claim: msg.BackwardReceipt, wat
     last = claim.stage == st.num_stages(state) - 1
     if last and not _is_fp32(claim.loss_bits):
         return Ignored("the receipt lacks the loss")
+    if lacks := intake_audits.lacks_output(state, item, claim):
+        return Ignored(lacks)
     watch.computed(member, claim.compute_s, backward=True)
     loss = claim.loss_bits if last else None
     forward = "" if item.forwarded else claim.forward

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -168,6 +169,15 @@ class JournalStore:
     def forget_receipts(self, before_step: int) -> None:
         """Drop evidence of steps before ``before_step`` (the audit window has closed)."""
         self._staged.forget_before_step = before_step
+
+    def receipts_between(self, hotkey: str, first_step: int, end_step: int) -> list[bytes]:
+        """Reports of the hotkey that were kept (and committed) while these steps were open, in order. Blocks; any thread."""
+        with journal_file.readable(self.path), closing(journal_file.connect_to_read(self.path)) as connection:
+            rows = connection.execute(
+                "SELECT data FROM receipts WHERE step >= ? AND step < ? AND hotkey = ? ORDER BY id",
+                (first_step, end_step, hotkey),
+            )
+            return [data for (data,) in rows]
 
     def stage_segment(self, first: int, next_number: int) -> None:
         """Records ``first .. next_number - 1`` are in the log store as segment ``num_segments``."""

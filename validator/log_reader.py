@@ -8,8 +8,7 @@ stops the reading with the segment's number and the way out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import msgspec
 from loguru import logger
@@ -30,68 +29,104 @@ AHEAD = 8
 """Segments that are fetched at a time."""
 SAY_EVERY_S = 2.0
 _record_decoder = msgspec.msgpack.Decoder(Record)
+Seen = Callable[[RunState, Record], None]
 
 
-@dataclass
-class RunLog:
-    """What the log store has of a run, checked. ``segments``: (first, next) record numbers of each."""
+class FoldedSegments:
+    """The fold of a run's segments so far, each checked as it is taken; what was taken isn't kept.
 
-    run_id: str
-    records: list[bytes] = field(default_factory=lambda: [])
-    segments: list[tuple[int, int]] = field(default_factory=lambda: [])
-    head: str = GENESIS_HEAD
-    state: RunState = field(default_factory=new_state)
-    leaders: list[str] = field(default_factory=lambda: [])
-    """Hotkeys that have led, in order of their first term."""
-    last_ns: int = 0
-    """When the last record was stamped; 0 before the first."""
+    ``seen(state, record)`` is told each record before it is folded. A segment that doesn't fit leaves the fold unusable,
+    unless :meth:`examine` has refused it.
+    """
 
-    def take(self, segment: SegmentFile) -> None:
+    others = "name the other runs to lead with --lead-run"
+    """The way out besides restoring a segment."""
+
+    def __init__(self, run_id: str, state: RunState | None = None) -> None:
+        self.run_id = run_id
+        self.state: RunState = state if state is not None else new_state()
+        self.num_segments = 0
+        self.head = GENESIS_HEAD
+        self.leaders: list[str] = []
+        """Hotkeys that have led, in order of their first term."""
+        self.last_ns = 0
+        """When the last record was stamped; 0 before the first."""
+
+    @property
+    def number(self) -> int:
+        """Records folded, the number of the next one."""
+        return self.state.number
+
+    def take(self, segment: SegmentFile, seen: Seen | None = None) -> None:
         """Check the next segment and fold it."""
-        number = len(self.segments)
-        if (segment.run_id, segment.number) != (self.run_id, number):
-            raise self.corrupt(f"it says that it is segment {segment.number} of run {segment.run_id}")
-        if segment.first != len(self.records) or not segment.records:
-            count = len(segment.records)
-            raise self.corrupt(f"it has {count} records from {segment.first} on where {len(self.records)} is due")
-        head = fold_heads(self.head, segment.records)
-        if head != segment.head:
-            raise self.corrupt("its records don't fit the hash chain")
+        head = self.examine(segment)
         for data in segment.records:
-            self._fold(data)
+            self._fold(data, seen)
         try:
             check(self.state)
         except InvariantBroken as error:
             raise self.corrupt(f"after its last record the state is wrong: {error}") from error
         if segment.hotkey != self.state.leader:
             raise self.corrupt(f"{segment.hotkey} wrote it, while {self.state.leader or 'nobody'} led")
-        if not verify_statement(segment.hotkey, "journal-head", head.encode(), segment.signature):
-            raise self.corrupt(f"its signature isn't {segment.hotkey}'s")
         self.head = head
-        self.records.extend(segment.records)
-        self.segments.append((segment.first, len(self.records)))
+        self.num_segments += 1
 
-    def _fold(self, data: bytes) -> None:
+    def examine(self, segment: SegmentFile) -> str:
+        """The head after it, if it is the next and signed by whom it says; nothing is folded."""
+        number = self.num_segments
+        if (segment.run_id, segment.number) != (self.run_id, number):
+            raise self.corrupt(f"it says that it is segment {segment.number} of run {segment.run_id}")
+        if segment.first != self.number or not segment.records:
+            count = len(segment.records)
+            raise self.corrupt(f"it has {count} records from {segment.first} on where {self.number} is due")
+        head = fold_heads(self.head, segment.records)
+        if head != segment.head:
+            raise self.corrupt("its records don't fit the hash chain")
+        if not is_signed(segment):
+            raise self.corrupt(f"its signature isn't {segment.hotkey}'s")
+        return head
+
+    def _fold(self, data: bytes, seen: Seen | None) -> None:
         try:
             record = _record_decoder.decode(data)
+            if seen is not None and record.number == self.number:
+                seen(self.state, record)
             apply_record(self.state, record)
         except (msgspec.MsgspecError, InvariantBroken, LookupError) as error:
-            raise self.corrupt(f"record {self.state.number} can't follow: {error}") from error
+            raise self.corrupt(f"record {self.number} can't follow: {error}") from error
         self.last_ns = record.time_ns
         if isinstance(record.event, TermStarted) and record.event.hotkey not in self.leaders:
             self.leaders.append(record.event.hotkey)
 
     def corrupt(self, what: str) -> Corrupt:
         """Of the segment that is due."""
-        return corrupt_segment(self.run_id, len(self.segments), what)
+        return corrupt_segment(self.run_id, self.num_segments, what, self.others)
 
 
-def corrupt_segment(run_id: str, number: int, what: str) -> Corrupt:
+class RunLog(FoldedSegments):
+    """What the log store has of a run, checked and kept. ``segments``: (first, next) record numbers of each."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id)
+        self.records: list[bytes] = []
+        self.segments: list[tuple[int, int]] = []
+
+    def take(self, segment: SegmentFile, seen: Seen | None = None) -> None:
+        super().take(segment, seen)
+        self.records.extend(segment.records)
+        self.segments.append((segment.first, len(self.records)))
+
+
+def is_signed(segment: SegmentFile) -> bool:
+    """Whether its head is signed by whom it says; what the head is of isn't looked at."""
+    return verify_statement(segment.hotkey, "journal-head", segment.head.encode(), segment.signature)
+
+
+def corrupt_segment(run_id: str, number: int, what: str, others: str = FoldedSegments.others) -> Corrupt:
     before = f"segments 0 to {number - 1} are good" if number else "it is the first"
     return Corrupt(
         f"segment {number} of run {run_id} in the log store: {what}",
-        hint=f"{before}; restore {segment_key(run_id, number)} from a copy of the store, "
-        "or name the other runs to lead with --lead-run",
+        hint=f"{before}; restore {segment_key(run_id, number)} from a copy of the store, or {others}",
     )
 
 
@@ -139,22 +174,32 @@ async def _segments(store: NamedStore, keys: RunKeys, clock: Clock) -> AsyncGene
 
 async def _get(store: NamedStore, keys: RunKeys, number: int, clock: Clock) -> SegmentFile:
     key = keys.segments[number]
-    wanted = segment_key(keys.run_id, number)
-    if key.name != wanted:
+    if key.name != segment_key(keys.run_id, number):
         raise corrupt_segment(keys.run_id, number, "it is missing")
     if key.size_bytes > LIMIT_SEGMENT_BYTES:
         raise corrupt_segment(keys.run_id, number, f"{key.size_bytes} bytes, more than {LIMIT_SEGMENT_BYTES}")
+    segment = await get_segment(store, keys.run_id, number, clock)
+    if segment is None:
+        raise corrupt_segment(keys.run_id, number, "it is missing")
+    return segment
+
+
+async def get_segment(
+    store: NamedStore, run_id: str, number: int, clock: Clock = SYSTEM_CLOCK, others: str = FoldedSegments.others
+) -> SegmentFile | None:
+    """None where the store has none of this number."""
+    key = segment_key(run_id, number)
     try:
-        data = await store.get_named(wanted, deadline=Deadline.after(TIMEOUTS.store_request_s, clock))
-    except NotFound as error:
-        raise corrupt_segment(keys.run_id, number, "it is missing") from error
+        data = await store.get_named(key, deadline=Deadline.after(TIMEOUTS.store_request_s, clock))
+    except NotFound:
+        return None
     try:
-        return wire.decode(data, SegmentFile, limit_bytes=LIMIT_SEGMENT_BYTES, what=wanted)
+        return wire.decode(data, SegmentFile, limit_bytes=LIMIT_SEGMENT_BYTES, what=key)
     except InputError as error:
-        raise corrupt_segment(keys.run_id, number, f"it does not decode: {error.reason}") from error
+        raise corrupt_segment(run_id, number, f"it does not decode: {error.reason}", others) from error
 
 
-def doubtful_leaders(log: RunLog, permits: Mapping[str, bool]) -> Sequence[str]:
+def doubtful_leaders(log: FoldedSegments, permits: Mapping[str, bool]) -> Sequence[str]:
     """What is to be said of those who led: hotkeys that the chain doesn't know (now), or that hold no permit (now)."""
     warnings: list[str] = []
     for hotkey in log.leaders:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.state import Replay, RunState, StepWork
+from subnet.words import Member
 from validator.decide_members import silent_outcome
 from validator.decision import Decision, ProbeSlices, because
 from validator.intake import replay_allowed
@@ -20,6 +21,8 @@ Missing = tuple[int, int, int, bool]
 """(step, microbatch, producing stage, backward)."""
 TRIED = 2
 """Replays of a boundary before its receipt is doubted."""
+TRIED_STRAIGHT = 4
+"""And, with audits, where it doesn't go through the store: a receipt may name what was never made."""
 
 
 def decide_replays(
@@ -39,9 +42,12 @@ def decide_replays(
         clock = ("replay", key, old.generation if old else 0)
         if old is not None and old.member in replicas and watch.age(clock, now_s) < policy.replay_s:
             continue
-        doubted = _doubted(now_s, state, work, watch, key, old)
+        doubted = _evaluated_again(state, work, key, old, replicas, rng)
+        if doubted is None:
+            doubted = _doubted(now_s, state, work, watch, key, old)
+        if doubted:
+            return decided + doubted  # what else is missing may be otherwise then
         if doubted is not None:
-            decided += doubted
             continue
         producer = work.items[stage][m].member
         member = producer if old is None and producer in replicas and producer else rng.choice(replicas)
@@ -63,8 +69,10 @@ def _doubted(
     if old is None or old.generation < TRIED or info is None or found.member is None or not value:
         return None
     by_store = st.config(state).pipeline.boundaries == "store" or not info.reachable
-    if not by_store or m >= work.num_training or st.is_sealed(state, stage, work):
+    if m >= work.num_training or st.is_sealed(state, stage, work):
         return None
+    if not by_store:
+        return _doubted_straight(now_s, state, work, watch, key, old)
     probe = ProbeSlices(step, st.group_of(state, stage), -old.generation, (value,))
     if probe not in watch.probed:
         watch.missing[key] = None
@@ -76,3 +84,50 @@ def _doubted(
         return None
     age_s = watch.age(("replay", key, old.generation), now_s)
     return [silent_outcome(state, stage, found.member, "receipt_without_bytes", age_s, step)]
+
+
+def _evaluated_again(
+    state: RunState, work: StepWork, key: Missing, old: Replay | None, replicas: list[Member], rng: Randomness
+) -> list[Decision] | None:
+    """A hold-out item whose receipt may be false is dealt once more: nothing is added for it, and no void opens it again."""
+    step, m, stage, backward = key
+    if m < work.num_training or backward or old is None or old.generation % TRIED_STRAIGHT:
+        return None
+    found, at = work.items[stage][m], stage + 1
+    asked = at < len(work.items) and not work.items[at][m].forwarded
+    if not st.config(state).audit.on or found.status != st.DONE or not asked:
+        return None
+    others = [k for k in replicas if found.member is None or k.hotkey != found.member.hotkey]
+    event = ev.Leased(step, m, stage, rng.choice(others or replicas), found.generation + 1)
+    return [Decision(event, because("receipt_without_bytes", stage=stage, replays=old.generation))]
+
+
+def _doubted_straight(
+    now_s: float, state: RunState, work: StepWork, watch: Watch, key: Missing, old: Replay
+) -> list[Decision] | None:
+    """Nobody can look: either the receipt is false, or whoever reports it missing lies, or can't be reached.
+
+    First its maker's sum is void, at nobody's cost but work. Whoever then disagrees with two others is silent; of two that
+    have nobody but each other first the maker, then the one that reports it.
+    """
+    step, m, stage, backward = key
+    at = stage - 1 if backward else stage + 1
+    maker, reporter = work.items[stage][m].member, work.items[at][m].member if 0 <= at < len(work.items) else None
+    if (
+        not st.config(state).audit.on
+        or old.generation < TRIED_STRAIGHT
+        or maker is None
+        or reporter not in state.members
+    ):
+        return None
+    age_s = watch.age(("replay", key, old.generation), now_s)
+    pair = (maker.hotkey, reporter.hotkey)
+    seen = watch.audits.doubted(key, pair)
+    if not seen:
+        reason = because("receipt_without_bytes", stage=stage, replays=old.generation)
+        return [Decision(ev.Voided(step, stage, maker, "inputs"), reason)]
+    others = any(one != pair[0] and other == pair[1] for one, other in seen)
+    blames_reporter = others if any(entry != pair for entry in seen) else len(seen) % 4 > 2
+    if blames_reporter and not st.is_sealed(state, at, work):
+        return [silent_outcome(state, at, reporter, "finds_nothing", age_s, step)]
+    return [silent_outcome(state, stage, maker, "receipt_without_bytes", age_s, step)]

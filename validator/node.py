@@ -35,24 +35,30 @@ from subnet.service import Service
 from subnet.store.base import Grant, Hold, OwnerStore, check_blob
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Backoff, Clock, Deadline, check_nesting
 from subnet.words import PROTOCOL_VERSION, Cursor
+from validator.audit_cases import RETENTION as CASE_CLASS
+from validator.audit_desk import AuditDesk
+from validator.chain_side import ChainSide
 from validator.directive_stream import DirectiveFeed
+from validator.follow_node import serve_follower
 from validator.http_api import HttpApi
+from validator.http_audits import audit_routes
 from validator.lead_from import lead_from
 from validator.leadership import LeadershipWatch
 from validator.presence import GC_THRESHOLDS
 from validator.reach import ReachDesk
+from validator.refusals import Refusals
 from validator.retention import hold_horizon
 from validator.run_archive import put_run
 from validator.run_export import export_info, finished_state
 from validator.run_registry import RunEntry, RunRegistry
 from validator.run_session import RunSession
-from validator.scoring import ScoreBook
+from validator.score_api import ScoreDesk, score_routes
+from validator.score_files import keep_book, load_books
+from validator.scoring import Score, ScoreBook
 from validator.settings import ValidatorSettings
 from validator.store_choice import grant_puts, make_store
 from validator.store_health import first_look
-from validator.weights import WeightPolicy, WeightSetter, WeightsReport
 
-METAGRAPH_EVERY_S = 5.0
 PURPOSE_RECEIPTS = "receipts/1"
 
 
@@ -68,42 +74,33 @@ class ValidatorNode:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.settings, self.signer, self.chain, self.store, self.clock = settings, signer, chain, store, clock
-        self.registry = RunRegistry(settings.directory.expanduser())
-        self.scores = ScoreBook()
+        self.registry = RunRegistry(settings.directory.expanduser(), audits_required=settings.audit_required)
+        self.scores, self.refusals = ScoreBook(), Refusals()
+        load_books(self.registry, self.scores)
+        self.score_desk = ScoreDesk(self.scores, lambda: self.session, self.refusals, clock)
         self.reach_desk = ReachDesk(signer, clock=clock)
-        self.metagraph: Metagraph | None = None
         self.session: RunSession | None = None
+        self.side = ChainSide(settings, signer, chain, self._scores_now, self._take_metagraph)
+        self.audit_desk = AuditDesk(self._session, lambda: self.side.metagraph, store, chain, clock, signer.hotkey)
         self._sessions_changed = asyncio.Event()
-        self.weights_said = ""
         self._allowed = {signer.hotkey, *settings.submitters}
-        self._coldkeys: Mapping[str, str] = {}
         self._streams: dict[str, int] = {}
-        self.setter = WeightSetter(
-            chain,
-            settings.netuid,
-            signer.hotkey,
-            lambda: self.scores.scores(self.clock.wall_ns() / 1e9),
-            WeightPolicy(burn_share=settings.burn_share, version_key=settings.weights_version_key),
-            on_metagraph=self.take_metagraph,
-        )
 
     # --- who may ask -------------------------------------------------------------------------------------------
 
+    @property
+    def metagraph(self) -> Metagraph | None:
+        return self.side.metagraph
+
     def is_known(self, hotkey: str) -> bool:
-        return hotkey in self._coldkeys or hotkey in self._allowed
+        return self.side.is_known(hotkey) or hotkey in self._allowed
 
-    def take_metagraph(self, metagraph: Metagraph) -> None:
-        self.metagraph = metagraph
-        self._coldkeys = {neuron.hotkey: neuron.coldkey for neuron in metagraph.neurons}
-        self.scores.apply_registrations({n.hotkey: n.registered_at_block for n in metagraph.neurons})
+    def _take_metagraph(self, metagraph: Metagraph) -> None:
+        if self.session is not None:
+            self.session.take_metagraph(metagraph)
 
-    async def watch_metagraph(self) -> None:
-        while True:
-            try:
-                self.take_metagraph(await self.chain.metagraph(self.settings.netuid))
-            except IotaError as error:
-                logger.warning("metagraph: {}", error)
-            await asyncio.sleep(METAGRAPH_EVERY_S)
+    def _scores_now(self) -> Mapping[str, Score]:
+        return self.scores.scores(self.clock.wall_ns() / 1e9)
 
     # --- runs --------------------------------------------------------------------------------------------------
 
@@ -123,6 +120,7 @@ class ValidatorNode:
                 await self._lead(session)
             finally:
                 await session.close()
+            keep_book(entry.directory, session.book)
             self.registry.finish(entry)
             logger.info("run {} finished: root {}", entry.name, session.coordinator.history.root)
 
@@ -181,7 +179,9 @@ class ValidatorNode:
 
     def status(self, run: str | None, num_steps: int) -> RunStatus:
         session = self._session(run or "")
-        return session.status(num_steps, weights=self.weights_said, place=self.registry.place_of(session.entry.name))
+        return session.status(
+            num_steps, weights=self.side.weights_said, place=self.registry.place_of(session.entry.name)
+        )
 
     def runs(self) -> tuple[RunSummary, ...]:
         return tuple(self._summary(entry) for entry in self.registry.entries.values())
@@ -218,7 +218,13 @@ class ValidatorNode:
             raise AuthFailed(f"{hotkey} may not submit runs here", hint="ask the operator to add it to --submitters")
 
     async def join(self, hotkey: str, request: JoinRequest) -> JoinAnswer:
-        coldkey = self._coldkeys.get(hotkey)
+        answer = await self._join(hotkey, request)
+        if answer.refusal is not None:
+            self.refusals.note(hotkey, answer.refusal, self.clock.wall_ns() / 1e9)
+        return answer
+
+    async def _join(self, hotkey: str, request: JoinRequest) -> JoinAnswer:
+        coldkey = self.side.coldkeys.get(hotkey)
         if coldkey is None:
             return JoinAnswer(False, Refusal("not_registered", f"{hotkey} isn't registered on this subnet", 12.0))
         if request.version != PROTOCOL_VERSION:
@@ -269,6 +275,8 @@ class ValidatorNode:
         if not takes_part:
             self._session(request.run)
             raise AuthFailed(f"{hotkey} is no member of run {request.run}", hint="join first")
+        if request.retention == CASE_CLASS and not ours:
+            raise AuthFailed(f"members don't hold blobs of class {CASE_CLASS}", hint="one of evidence, log, snapshot")
         horizon = hold_horizon(self.session.coordinator.state.next_step) if self.session else 0
         return await grant_puts(self.store, request, Hold(request.retention, run, horizon), hotkey, deadline)
 
@@ -292,9 +300,6 @@ class ValidatorNode:
             if self.session is not None:
                 self.session.suspect_hotkey(hotkey)
 
-    def weights_report(self, report: WeightsReport) -> None:
-        self.weights_said = str(report)
-
 
 async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
     chain = connect_chain(settings.chain, settings.chain_endpoint, hotkey=signer)
@@ -306,22 +311,16 @@ async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
     try:
         await first_look(store, settings.directory.expanduser())
         await store.open(deadline=Deadline.after(TIMEOUTS.store_open_s))
-        metagraph = await chain.metagraph(settings.netuid)
         if settings.lead_from:
+            metagraph = await chain.metagraph(settings.netuid)
             permits = {neuron.hotkey: neuron.validator_permit for neuron in metagraph.neurons}
             await lead_from(store, settings.directory.expanduser(), only=settings.lead_runs, permits=permits)
         node = ValidatorNode(settings, signer, chain, store)
-        node.take_metagraph(metagraph)
-        if node.metagraph is not None and node.metagraph.neuron(signer.hotkey) is None:
-            raise InputError(
-                f"hotkey {signer.hotkey} isn't registered on subnet {settings.netuid}",
-                hint=f"iota chain register --netuid {settings.netuid} --wallet.name {settings.wallet_name} "
-                f"--wallet.hotkey {settings.wallet_hotkey}",
-            )
+        await node.side.begin()
         verifier = RequestVerifier(signer.hotkey, is_known=node.is_known)
-        api = HttpApi(node, verifier)
+        api = HttpApi(node, verifier, more=[*audit_routes(node.audit_desk), *score_routes(node.score_desk)])
         listener = await listen(api.app, settings.host, settings.port, handlers=api.handlers)
-        await _announce(chain, settings)
+        await node.side.announce()
     except BaseException:
         if listener is not None:
             await listener.close()
@@ -330,20 +329,12 @@ async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
         raise
     service.on_close("http", listener.close)
     service.forever("runs", node.drive_runs)
-    service.forever("metagraph", node.watch_metagraph)
+    service.forever("metagraph", node.side.watch)
     service.forever("store", store.maintain)
     if settings.set_weights:
-        service.forever("weights", lambda: node.setter.run(node.weights_report))
+        service.forever("weights", node.side.set_weights)
     logger.info("validator {} serves at {}", signer.hotkey, listener.url)
     await service.run()
-
-
-async def _announce(chain: Chain, settings: ValidatorSettings) -> None:
-    """Put the address on the chain, so that miners find it; a refusal is said and not fatal (miners may use a URL)."""
-    try:
-        await chain.serve(settings.netuid, settings.host, settings.port)
-    except IotaError as error:
-        logger.warning("address not announced on the chain: {}", error)
 
 
 def run_validator(settings: ValidatorSettings) -> int:
@@ -352,5 +343,5 @@ def run_validator(settings: ValidatorSettings) -> int:
     bound_heap()
     gc.set_threshold(*GC_THRESHOLDS)
     signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
-    asyncio.run(_serve(settings, signer))
+    asyncio.run(serve_follower(settings, signer) if settings.follow else _serve(settings, signer))
     return 0

@@ -8,6 +8,47 @@ from subnet.errors import ConfigError
 from subnet.timing import TIMEOUTS
 
 
+class AuditPolicy(msgspec.Struct, frozen=True):
+    """What the coordinator does about audits, beyond what the run file says (its ``[audit]``). Frozen; checked on construction."""
+
+    evidence_s: float = TIMEOUTS.evidence_s
+    """``AuditOpened`` until every wanted boundary is in the store, while the store is there; then it counts as missing."""
+    evidence_tries: int = 3
+    """So often in a row the same has to be missing, before a sealed partial is given up and its maker is said to refuse."""
+    again_s: float = 2.0
+    """After an audit that couldn't be done: pause until it is tried again."""
+    witness_s: float = TIMEOUTS.witness_s
+    """``WitnessAsked`` until its word; then the next is asked. Also how long somebody to ask is waited for."""
+    witnesses_max: int = 3
+    """So many are asked; if none confirms or refutes, the case ends ``unconfirmed``."""
+    fault_after_items: int = 1000
+    """A first mismatch after so many clean audited items is a fault, not a crime."""
+    unopened_max: int = 2
+    """Audits for which evidence wasn't opened: so many are a fault, one more a conviction."""
+    mismatches_max: int = 3
+    """Counterparts that say that a hotkey's boundary wasn't what it receipted, or of whom it says so: then it is in the wrong."""
+    at_once: int = 8
+    """Audits of sealed work that are open at a time, so that evidence doesn't crowd out work."""
+    redo_at_once: int = 4
+    """Audits given to the auditor at a time; those that a seal waits for come first."""
+    follower_s: float = 30.0
+    """How long an audit of another validator stays open: members put its evidence into the store in this time."""
+    follower_at_once: int = 8
+    """Audits that one other validator may have open."""
+    quarantine_retry_s: float = 30.0
+    """``retry_after`` of a hotkey whose case is open."""
+    block_margin: int = 2
+    """A window's audits are drawn from the block so many after the newest known one."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} = {getattr(self, name)} is not allowed", hint="allowed: 0 or more")
+        for name in ("witnesses_max", "evidence_tries", "unopened_max", "mismatches_max", "at_once", "redo_at_once"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)} is not allowed", hint="allowed: 1 or more")
+
+
 class Policy(msgspec.Struct, frozen=True):
     """Frozen; checked on construction."""
 
@@ -70,9 +111,12 @@ class Policy(msgspec.Struct, frozen=True):
     suspect_wait_s: float = 2.0
     """How long such an item rests before it is dealt again; doubles with each further death."""
     suspect_wait_max_s: float = 300.0
+    audit: AuditPolicy = AuditPolicy()
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
+            if name == "audit":
+                continue
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} = {getattr(self, name)} is not allowed", hint="allowed: 0 or more")
         if self.rebalance_factor <= 1:

@@ -1,4 +1,4 @@
-"""What the owner of a run has derived from its records (work by hotkey, scores), as bytes that go with a copy of the fold.
+"""What the owner of a run has derived from its records (who earned what), as bytes that go with a copy of the fold.
 
 A validator that starts from the copy knows what everyone earned before it, though the records are no longer here.
 """
@@ -6,36 +6,36 @@ A validator that starts from the copy knows what everyone earned before it, thou
 from __future__ import annotations
 
 import msgspec
+from loguru import logger
 
-from validator.scoring import Score, ScoreBook
+from subnet.score.book import RunBook
+
+VERSION = 2
 
 
-class _Dump(msgspec.Struct, frozen=True, array_like=True):
-    items_done: dict[str, int]
-    pending_work: dict[int, dict[str, float]]
-    scores: list[Score]
+class _Dump(msgspec.Struct, frozen=True):
+    version: int
+    book: bytes
 
 
 _decoder = msgspec.msgpack.Decoder(_Dump)
 
 
 class SessionProjection:
-    """Reads and fills the dictionaries and the book that it is given; implements ``coordinator.Projection``."""
+    """Dumps and fills the book that it is given; implements ``coordinator.Projection``."""
 
-    def __init__(
-        self, items_done: dict[str, int], pending_work: dict[int, dict[str, float]], scores: ScoreBook
-    ) -> None:
-        self._items_done, self._pending_work, self._scores = items_done, pending_work, scores
+    def __init__(self, book: RunBook) -> None:
+        self._book = book
 
     def dump(self) -> bytes:
-        # Long before any seal nothing has decayed: the entries as they are.
-        entries = list(self._scores.scores(0.0).values())
-        return msgspec.msgpack.encode(_Dump(self._items_done, self._pending_work, entries))
+        return msgspec.msgpack.encode(_Dump(VERSION, self._book.dump()))
 
     def load(self, data: bytes) -> None:
-        """Into the empty dictionaries of a new session; of the book's entries the later one of each hotkey counts."""
-        found = _decoder.decode(data)
-        self._items_done |= found.items_done
-        self._pending_work |= found.pending_work
-        for score in found.scores:
-            self._scores.restore(score)
+        """Into the empty book of a new session; what an older version counted can't be read, and is said to be lost."""
+        try:
+            found = _decoder.decode(data)
+            if found.version != VERSION:
+                raise msgspec.ValidationError(f"version {found.version}, not {VERSION}")
+            self._book.load(found.book)
+        except msgspec.MsgspecError as error:
+            logger.warning("the scores in the copy of the run can't be read ({}): they begin again from here", error)

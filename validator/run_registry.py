@@ -26,6 +26,12 @@ from validator.stage_plan import plan_cuts
 MAX_QUEUED = 64
 
 
+class AuditsRequired(InputError):
+    """The operator runs nothing that nobody checks."""
+
+    code = "audits_required"
+
+
 class StoredRun(msgspec.Struct, frozen=True):
     """``runs/NAME/run.msgpack``."""
 
@@ -54,8 +60,10 @@ class RunEntry:
 
 
 class RunRegistry:
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory / "runs"
+    """``audits_required``: runs with audits off are refused."""
+
+    def __init__(self, directory: Path, *, audits_required: bool = False) -> None:
+        self._directory, self._audits_required = directory / "runs", audits_required
         self.entries: dict[str, RunEntry] = {}
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -92,6 +100,11 @@ class RunRegistry:
             if same_run(self.entries[name].stored.submission, submission):
                 return self.entries[name]
             raise Exists(f"a run called {name!r} is already here", hint="choose another run.name")
+        if self._audits_required and not config.audit.on:
+            raise AuditsRequired(
+                f"run {name!r} has audits off (audit.before_seal = {config.audit.before_seal!r}); this validator takes none",
+                hint='set audit.before_seal to "probation" (with audit.rate above 0) or "all" in the run file',
+            )
         if sum(not entry.finished for entry in self.entries.values()) >= MAX_QUEUED:
             raise InputError(f"{MAX_QUEUED} runs are queued already", hint="wait for one to finish")
         stored = StoredRun(f"{name}-{secrets.token_hex(4)}", name, len(self.entries), submitter, submission)

@@ -7,21 +7,26 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from subnet.chain.base import Metagraph
 from subnet.errors import IotaError
 from subnet.protocol import wire
 from subnet.protocol.api import MemberView, RunStatus, RunSummary, StoreCosts
 from subnet.protocol.messages import SIGNED_CLAIMS, Report
-from subnet.run.events import Record, StageSealed, StepSealed
-from subnet.run.state import works
+from subnet.run.events import Record, StageSealed, StepSealed, WindowAudited, WindowClosed
+from subnet.run.state import RunState, works
+from validator.audit_cases import CaseShelf
+from validator.audit_watch import AuditWatch
 from validator.coordinator import Coordinator
 from validator.decide import waiting_for
+from validator.intake import back_off_left
 from validator.journal_store import JournalStore
 from validator.log_publisher import LogPublisher
 from validator.presence import Dumps, LoopWatchdog, PresentClock, collect_forever
 from validator.progress import ProgressWatch
 from validator.projection import SessionProjection
-from validator.retention import AUDIT_WINDOW_STEPS, audit_window, expiries
+from validator.retention import AUDIT_WINDOW_STEPS, audit_window, expiries, receipts_from
 from validator.run_registry import RunEntry, run_planned
+from validator.session_audits import SessionAudits
 from validator.store_costs import store_costs
 from validator.tasks import RunTasks
 
@@ -36,10 +41,12 @@ class RunSession:
         self.entry, self._node = entry, node
         self.journal = JournalStore(entry.journal_path)
         publisher = LogPublisher(entry.stored.run_id, self.journal, node.store, node.signer, node.clock)
-        self.tasks = RunTasks(entry.plan, node.store)
-        self._items_done: dict[str, int] = {}
+        self.audits = SessionAudits(
+            entry.stored.run_id, entry.config, node.store, self.journal, entry.directory / "audits", node.settings
+        )
+        self.tasks = RunTasks(entry.plan, node.store, self.audits.runner)
+        self.book = node.scores.begin(entry.stored.run_id)
         self._tidy = asyncio.Event()
-        self._pending_work: dict[int, dict[str, float]] = {}
         self.clock = PresentClock(node.clock)
         self._dumps = Dumps(entry.directory / "stalls")
         self.progress = ProgressWatch(self.clock, self._dumps)
@@ -50,8 +57,12 @@ class RunSession:
             signer=node.signer,
             clock=self.clock,
             on_record=self._on_record,
-            projection=SessionProjection(self._items_done, self._pending_work, node.scores),
+            projection=SessionProjection(self.book),
         )
+        self.over = False
+        self.audits.attach(self.coordinator, self.clock)
+        if node.metagraph is not None:
+            self.take_metagraph(node.metagraph)
 
     async def run(self) -> None:
         """Until the run has finished and its last record is in the log store."""
@@ -66,6 +77,9 @@ class RunSession:
                 asyncio.create_task(self.progress.look_forever(self.coordinator), name="progress watchdog"),
                 asyncio.create_task(collect_forever(), name="garbage"),
             }
+            if self.audits.on:
+                watchers.add(asyncio.create_task(self.audits.follow_chain(self._node.chain), name="audit blocks"))
+                watchers.add(asyncio.create_task(self.audits.follow_cases(), name="audit cases"))
             tasks = {driver, finished, tidier, *watchers}
             try:
                 ended, _ = await asyncio.wait({driver, finished, *watchers}, return_when=asyncio.FIRST_COMPLETED)
@@ -87,7 +101,11 @@ class RunSession:
     async def _tidy_forever(self) -> None:
         """End holds in the store that nothing needs any more, and look how much it holds."""
         done: dict[str, int] = {}
+        receipts = 0
         while True:
+            if (horizon := receipts_from(self.coordinator.state)) >= receipts + AUDIT_WINDOW_STEPS:
+                self.journal.forget_receipts(horizon)
+                receipts = horizon
             try:
                 window = audit_window(self.tasks.store_bytes, self.tasks.store_budget_bytes)
                 for retention, below in expiries(self.coordinator.state, window).items():
@@ -105,31 +123,23 @@ class RunSession:
                 continue
 
     async def close(self) -> None:
+        self.over = True
         await self.coordinator.close()
+        await self.audits.close()
 
     # --- scores ------------------------------------------------------------------------------------------------
 
     def _on_record(self, record: Record) -> None:
         event = record.event
+        self.audits.note(record)
+        self.book.note(record)
         if isinstance(event, StageSealed | StepSealed):
             self.progress.sealed()
-        if isinstance(event, StageSealed):
-            work = self._pending_work.setdefault(event.step, {})
-            config, plan = self.entry.config, self.entry.plan
-            tokens = config.pipeline.microbatch_rows * config.data.sequence_length
-            for entry in event.entries:
-                flops = sum(plan.units.unit_flops_per_token[unit] for unit in plan.stage_units[entry.stage])
-                share = flops * tokens * len(entry.microbatches)
-                hotkey, count = entry.member.hotkey, len(entry.microbatches)
-                work[hotkey] = work.get(hotkey, 0.0) + share
-                self._items_done[hotkey] = self._items_done.get(hotkey, 0) + count
-        elif isinstance(event, StepSealed):
-            work = self._pending_work.pop(event.step, {})
-            name = self.entry.stored.run_id
-            self._node.scores.apply_sealed(event.step, record.time_ns / 1e9, work, run=name)
+        if isinstance(event, WindowAudited):
+            self._tidy.set()
+        if isinstance(event, StepSealed):
             horizon = max(0, event.step - AUDIT_WINDOW_STEPS)
             if horizon and horizon % AUDIT_WINDOW_STEPS == 0:
-                self.journal.forget_receipts(horizon)
                 self._tidy.set()
             if self.entry.config.pipeline.boundaries == "store":
                 self._tidy.set()  # each step puts a good deal of evidence there
@@ -142,6 +152,31 @@ class RunSession:
     def keep_receipts(self, hotkey: str, report: Report) -> None:
         self.journal.stage_receipts(self.coordinator.state.next_step, hotkey, wire.encode(report))
 
+    # --- audits, as the desk sees them -------------------------------------------------------------------------
+
+    @property
+    def audit_state(self) -> RunState:
+        return self.coordinator.state
+
+    @property
+    def audit_watch(self) -> AuditWatch:
+        return self.coordinator.watch.audits
+
+    @property
+    def shelf(self) -> CaseShelf:
+        return self.audits.shelf
+
+    @property
+    def closed_windows(self) -> dict[int, WindowClosed]:
+        return self.audits.windows
+
+    def wake(self) -> None:
+        self.coordinator.wake()
+
+    def take_metagraph(self, metagraph: Metagraph) -> None:
+        """Which registration each hotkey has now: a new one begins its probation anew."""
+        self.audit_watch.registered = {neuron.hotkey: neuron.registered_at_block for neuron in metagraph.neurons}
+
     # --- membership --------------------------------------------------------------------------------------------
 
     def has_member(self, hotkey: str) -> bool:
@@ -153,6 +188,15 @@ class RunSession:
                 self.coordinator.suspect(member)
 
     # --- what people see ---------------------------------------------------------------------------------------
+
+    @property
+    def run_name(self) -> str:
+        return self.entry.name
+
+    def back_off_left(self, hotkey: str) -> float:
+        """Seconds until a hotkey that was gone silently may join again; 0 or less: it may."""
+        coordinator = self.coordinator
+        return back_off_left(coordinator.state, hotkey, self.clock.now_s(), coordinator.watch, coordinator.policy)
 
     def waiting_for(self) -> str:
         coordinator = self.coordinator
@@ -197,6 +241,7 @@ class RunSession:
             weights=weights,
             final_holdout_loss=history.final_holdout,
             store=self._store_costs(),
+            audits=self.audits.costs(self.coordinator.state, self.coordinator.receipted_s),
         )
 
     def _store_costs(self) -> StoreCosts:
@@ -220,7 +265,7 @@ class RunSession:
                     stage=info.stage,
                     ready_for_step=ready,
                     leases=leases,
-                    items_done=self._items_done.get(member.hotkey, 0),
+                    items_done=self.book.items_done(member.hotkey),
                     seconds_per_item=sum(known) if known else None,
                     heard_s_ago=heard,
                 )

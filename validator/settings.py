@@ -34,6 +34,10 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Take over the unfinished runs of the log store at ``store_url`` before serving: their validator is gone."""
     lead_runs: tuple[str, ...] = ()
     """Names or ids of the runs to take over; empty: all of them."""
+    follow: bool = False
+    """Lead nothing: follow the runs in the log store at ``store_url``, check, audit and score them, and set weights."""
+    follow_runs: tuple[str, ...] = ()
+    """Names or ids of the runs to follow; empty: all of them."""
     submitters: tuple[str, ...] = ()
     """Hotkeys (ss58) that may submit runs; the validator's own always may."""
     set_weights: bool = True
@@ -41,7 +45,16 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the weights that goes to the subnet owner, 0 to 1."""
     weights_version_key: int = 0
 
+    audit_required: bool = False
+    """Refuse submissions whose run file has audits off."""
+    audit_memory_bytes: int = 4 << 30
+    """Of stages' states that the audit worker keeps from one audit to the next."""
+    audit_disk_bytes: int = 16 << 30
+    """Of a run's audits: blobs that bundles share, and the bundles in work."""
+
     def __post_init__(self) -> None:
+        if min(self.audit_memory_bytes, self.audit_disk_bytes) <= 0:
+            raise ConfigError("--audit.memory and --audit.disk must be above 0", hint="such as 4GiB")
         if not 0 < self.port <= 65535:
             raise ConfigError(f"--axon.port = {self.port} is not allowed", hint="allowed: 1 to 65535")
         for flag, value in (
@@ -53,5 +66,9 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{flag} has no effect with --store.url {self.store_url}", hint="s3://BUCKET/PREFIX")
         if self.lead_runs and not self.lead_from:
             raise ConfigError("--lead-run has no effect without --lead-from", hint="add --lead-from URL of the store")
+        if self.follow_runs and not self.follow:
+            raise ConfigError("--follow.run has no effect without --follow", hint="add --follow URL of the store")
+        if self.follow and self.lead_from:
+            raise ConfigError("--follow and --lead-from exclude each other", hint="who follows leads nothing")
         if not 0.0 <= self.burn_share <= 1.0:
             raise ConfigError(f"--burn_share = {self.burn_share} is not allowed", hint="allowed: 0 to 1")

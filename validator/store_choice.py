@@ -24,19 +24,20 @@ async def make_store(settings: ValidatorSettings, hotkey: str) -> OwnerStore:
         return EmbeddedStore(settings.store_url, _secret(settings))
     from subnet.store.s3 import S3Store  # botocore is slow to load, and most validators need none of it
     from subnet.store.s3_place import S3Place, S3Signer, find_credentials
+    from subnet.store.s3_reader import S3Reader
 
     place = S3Place.parse(settings.store_url, endpoint=settings.store_endpoint, region=settings.store_region)
     credentials = await asyncio.to_thread(find_credentials, settings.store_credentials)
     name = blake3(f"{place.base_url} {place.prefix}".encode()).hexdigest()[:16]
     index = settings.directory.expanduser() / f"store-{name}.db"
-    signer = S3Signer(place, credentials)
-    return await asyncio.to_thread(lambda: S3Store(signer, index, owner=hotkey))
+    signer, kind = S3Signer(place, credentials), S3Reader if settings.follow else S3Store
+    return await asyncio.to_thread(lambda: kind(signer, index, owner=hotkey))
 
 
 def _secret(settings: ValidatorSettings) -> bytes:
     """The secret shared with the store; one made up here would open no store that has runs already."""
     path = settings.store_secret.expanduser()
-    if settings.lead_from and not path.exists():
+    if (settings.lead_from or settings.follow) and not path.exists():
         raise ConfigError(f"there is no store secret in {path}", hint="copy the store's file, see --store.secret")
     return load_or_create_secret(path)
 

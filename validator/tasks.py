@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from loguru import logger
 
-from subnet.errors import IotaError, NotFound
+from subnet.errors import ConfigError, IotaError, NotFound
 from subnet.model.plan import ModelPlan
 from subnet.model.snapshots import SnapshotManifest, decode_manifest, join_manifests
 from subnet.numerics.roots import run_root
@@ -22,7 +22,8 @@ from subnet.run.state import RunState
 from subnet.store.base import OwnerStore
 from subnet.timing import TIMEOUTS, Deadline
 from subnet.words import BlobHash
-from validator.decide import Action, FinishRun, ProbeSlices, TraceVerdict
+from validator.audit_runner import AuditRunner
+from validator.decision import Action, AuditResult, FinishRun, ProbeSlices, RunAppeal, RunAudit, TraceVerdict
 from validator.trace_io import TraceReader
 
 AGAIN_S = 1.0
@@ -33,18 +34,19 @@ AGAIN_S = 1.0
 class Completion:
     """``events`` is asked with the current state; ``confirmed`` are blobs seen in the store.
 
-    ``failed``: the store couldn't be asked, so that nothing was found out about anybody.
+    ``failed``: the store couldn't be asked, so that nothing was found out about anybody. ``audit``: what a replay gave.
     """
 
     action: Action
     events: Callable[[RunState], Iterable[AnyEvent]] = lambda _: ()
     confirmed: Sequence[str] = field(default=())
     failed: bool = False
+    audit: AuditResult | None = None
 
 
 class RunTasks:
-    def __init__(self, plan: ModelPlan, store: OwnerStore) -> None:
-        self._plan, self._store = plan, store
+    def __init__(self, plan: ModelPlan, store: OwnerStore, audits: AuditRunner | None = None) -> None:
+        self._plan, self._store, self._audits = plan, store, audits
         self._complete: Callable[[Completion], None] = lambda _: None
         self._trace = TraceReader(plan, store)
         self.store_bytes = 0
@@ -105,13 +107,28 @@ class RunTasks:
                 case TraceVerdict():
                     completion = Completion(action, await self._trace.verdict(action, state))
                 case FinishRun():
-                    root = await self._run_root(action)
-                    finished = RunFinished(action.step, root, action.evaluation)
-                    completion = Completion(action, lambda state: () if state.finished else (finished,))
+                    finished = RunFinished(action.step, await self._run_root(action), action.evaluation)
+                    completion = Completion(action, lambda state: _finish(finished, state))
+                case RunAudit():
+                    completion = await self._audit(action, state)
+                case RunAppeal():
+                    completion = Completion(action, await self._auditor().appeal(action.case, state))
         except IotaError as error:
             logger.warning("{}: {}", type(action).__name__, error)
             await asyncio.sleep(AGAIN_S)
         self._complete(completion)
+
+    async def _audit(self, action: RunAudit, state: RunState) -> Completion:
+        result = await self._auditor().run(action.audit, state)
+        if result is not None:
+            return Completion(action, audit=result)
+        await asyncio.sleep(AGAIN_S)  # its inputs are still to be receipted, or it is closed
+        return Completion(action, failed=True)
+
+    def _auditor(self) -> AuditRunner:
+        if self._audits is None:
+            raise ConfigError("this validator does no audits of the run")
+        return self._audits
 
     async def _run_root(self, action: FinishRun) -> str:
         manifests = [await self._manifest(blob) for blob in action.manifests]
@@ -124,3 +141,8 @@ class RunTasks:
         if size is None:
             raise NotFound(f"snapshot manifest {blob[:16]} is not in the store")
         return decode_manifest(memoryview(await self._store.get_blob(BlobHash(blob), size, deadline=deadline)))
+
+
+def _finish(finished: RunFinished, state: RunState) -> tuple[AnyEvent, ...]:
+    """A rewind may have come between."""
+    return (finished,) if state.finished is None and state.next_step == finished.step else ()

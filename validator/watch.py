@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from subnet.words import Member
+from validator.audit_watch import AuditWatch
 from validator.store_clock import StoreClock
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Watch:
         self._step: int | None = None
         self.store = StoreClock()
         """Ages stand still while the store is away."""
+        self.audits = AuditWatch()
         self.index: RunIndex | None = None
         """With one, decisions look only where something may have to be decided."""
         self._kept = -1

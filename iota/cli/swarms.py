@@ -52,14 +52,28 @@ def up(
         float | None,
         typer.Option(metavar="SECONDS", help="Start miners and the validator again so long after they died."),
     ] = None,
+    followers: Annotated[
+        int, typer.Option(min=0, max=16, help="More validators, which follow the first one's journal and audit it.")
+    ] = 0,
     plain: Annotated[bool | None, typer.Option("--plain/--live", help="Lines instead of the live view.")] = None,
 ) -> int:
     """A local swarm: chain, store, validator and miners, each a process of its own, until the run ends or Ctrl-C."""
     from iota.swarm import SwarmOptions, SwarmPorts
     from iota.upcommand import run_up
 
-    options = SwarmOptions(ports=SwarmPorts(chain_port, store_port, validator_port), device=device)
-    return run_up(directory, run_file, miners, options, stay=stay, export=export, plain=plain, restart_s=restart)
+    ports = SwarmPorts(chain_port, store_port, validator_port)
+    options = SwarmOptions(ports=ports, device=device, spare_validators=followers)
+    return run_up(
+        directory,
+        run_file,
+        miners,
+        options,
+        stay=stay,
+        export=export,
+        plain=plain,
+        restart_s=restart,
+        followers=followers,
+    )
 
 
 def miner() -> None:

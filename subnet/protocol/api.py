@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from subnet.protocol.audit_api import AuditCosts
 from subnet.protocol.messages import StoreUse
 from subnet.words import TensorSpec
 
@@ -128,6 +129,8 @@ class RunStatus(msgspec.Struct, frozen=True):
     """What was last set on the chain, in words."""
     final_holdout_loss: float | None = None
     store: StoreCosts | None = None
+    audits: AuditCosts | None = None
+    """What audits have done and cost; None where the run has none."""
 
 
 class StageSnapshot(msgspec.Struct, frozen=True):

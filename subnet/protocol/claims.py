@@ -1,4 +1,4 @@
-"""What a member reports names hashes: each is checked for its form before anything folds or stores it."""
+"""What a member reports names hashes and numbers: each is checked for its form before anything folds or stores it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from subnet.errors import InputError
 from subnet.protocol import messages as msg
 from subnet.protocol.wire import is_blob_hash
+
+LIMIT_WANTS = 1024
+"""Boundaries that one claim may name; who has more to say says it in several."""
+_LIMIT_NUMBER = 1 << 48
 
 
 def hashes_of(claim: msg.AnyClaim) -> tuple[str, ...]:
@@ -26,13 +30,36 @@ def hashes_of(claim: msg.AnyClaim) -> tuple[str, ...]:
             return (claim.root,)
         case msg.FailedClaim():
             return (claim.failure,)
+        case msg.MismatchClaim():
+            return (claim.used,)
+        case msg.NotHeldClaim():
+            return tuple(want.hash for want in claim.wants)
+        case msg.WitnessClaim():
+            return (claim.digest,)
+        case _:
+            return ()
+
+
+def numbers_of(claim: msg.AnyClaim) -> tuple[int, ...]:
+    """Of what an audit is told: numbers that count from zero (a step from -1)."""
+    match claim:
+        case msg.MismatchClaim():
+            return claim.step + 1, claim.microbatch, claim.stage
+        case msg.NotHeldClaim():
+            return claim.audit, *(number for want in claim.wants for number in (want.stage, want.microbatch))
+        case msg.WitnessClaim():
+            return (claim.case,)
         case _:
             return ()
 
 
 def check_claims(claims: Iterable[msg.AnyClaim]) -> None:
-    """Raises :class:`InputError` where one names as a hash what can't be one."""
+    """Raises :class:`InputError` where one names as a hash what can't be one, a number that counts nothing, or too much."""
     for claim in claims:
+        if isinstance(claim, msg.NotHeldClaim) and not 0 < len(claim.wants) <= LIMIT_WANTS:
+            raise InputError(f"NotHeldClaim names {len(claim.wants)} boundaries", hint=f"1 to {LIMIT_WANTS}")
+        if not all(0 <= number < _LIMIT_NUMBER for number in numbers_of(claim)):
+            raise InputError(f"{type(claim).__name__} names a number that counts nothing")
         for value in hashes_of(claim):
             if not is_blob_hash(value):
                 what = type(claim).__name__

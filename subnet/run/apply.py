@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Never
 
+from subnet.run import audit_folds
 from subnet.run import events as ev
+from subnet.run.audits import all_audited, may_plan
 from subnet.run.config import RunConfig
 from subnet.run.invariants import InvariantBroken, require
 from subnet.run.members import apply_gone, apply_joined, apply_updated, drop_replaced, verify_snapshots
@@ -79,7 +81,7 @@ def apply(state: RunState, event: ev.AnyEvent) -> RunState:
     """Applies one event, in place."""
     if not isinstance(event, ev.RunPlanned):
         require(state.run is not None, f"{type(event).__name__} before RunPlanned")
-    if not isinstance(event, ev.TermStarted | ev.Gone):
+    if not isinstance(event, ev.TermStarted | ev.Gone | ev.Appealed):
         require(state.finished is None, f"{type(event).__name__} after RunFinished")
     _dispatch(state, event)
     state.number += 1
@@ -151,6 +153,32 @@ def _dispatch(state: RunState, event: ev.AnyEvent) -> None:
         case ev.RunFinished():
             apply_run_finished(state, event)
         case _:
+            _dispatch_audits(state, event)
+
+
+def _dispatch_audits(state: RunState, event: ev.AuditEvent) -> None:
+    match event:
+        case ev.AuditOpened():
+            audit_folds.apply_audit_opened(state, event)
+        case ev.AuditClosed():
+            audit_folds.apply_audit_closed(state, event)
+        case ev.WindowClosed():
+            audit_folds.apply_window_closed(state, event)
+        case ev.WindowAudited():
+            audit_folds.apply_window_audited(state, event)
+        case ev.CaseOpened():
+            audit_folds.apply_case_opened(state, event)
+        case ev.WitnessAsked():
+            audit_folds.apply_witness_asked(state, event)
+        case ev.WitnessSaid():
+            audit_folds.apply_witness_said(state, event)
+        case ev.CaseClosed():
+            audit_folds.apply_case_closed(state, event)
+        case ev.Appealed():
+            audit_folds.apply_appealed(state, event)
+        case ev.Rewound():
+            audit_folds.apply_rewound(state, event)
+        case _:
             _unknown(event)
 
 
@@ -168,6 +196,7 @@ def apply_run_planned(state: RunState, event: ev.RunPlanned) -> None:
 def apply_term_started(state: RunState, event: ev.TermStarted) -> None:
     """Every incarnation ends, and with them everything of the open steps that isn't sealed."""
     require(event.number > state.term, f"term {event.number} after term {state.term}")
+    audit_folds.end_audits_before_seal(state, event.hotkey)
     state.term, state.leader, state.nonce = event.number, event.hotkey, event.nonce
     state.members, state.boots, state.orders = {}, {}, {}
     groups = plan(state).groups
@@ -196,6 +225,7 @@ def apply_step_planned(state: RunState, event: ev.StepPlanned) -> None:
     run: RunConfig = config(state)
     wanted = 0 if event.step == run.run.steps else run.pipeline.microbatches
     require(event.step <= run.run.steps, f"step {event.step} is beyond the run")
+    require(may_plan(state, event.step), f"step {event.step} is planned before its audits have kept up")
     require(event.num_training == wanted, f"step {event.step} has {event.num_training} microbatches, not {wanted}")
     require((event.scalars is None) == (event.step == CALIBRATION_STEP or wanted == 0), "scalars where none belong")
     first = run.pipeline.microbatches
@@ -239,7 +269,7 @@ def seal_step(state: RunState, event: ev.StepSealed) -> None:
     state.sealed[event.step] = StepLog(work.scalars, event.num_counted, event.coefficient_bits, seals)
     state.next_step += 1
     state.work, state.ahead, state.seals, state.roots, state.orders = state.ahead, None, {}, {}, {}
-    if update_delay(state):
+    if update_delay(state) or config(state).audit.on:
         drop_replaced(state)  # what was kept for the step that is sealed now
 
 
@@ -272,5 +302,6 @@ def apply_run_finished(state: RunState, event: ev.RunFinished) -> None:
 def finish_run(state: RunState, event: ev.RunFinished) -> None:
     """As far as it can be told without every stage's items."""
     require(state.finished is None, "a second RunFinished")
+    require(all_audited(state), "the run ends before it is audited")
     require(event.step == state.next_step == config(state).run.steps, f"the run ends at {event.step}")
     state.finished, state.work = event, None

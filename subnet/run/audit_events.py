@@ -25,6 +25,8 @@ class AuditOpened(Event, tag="AuditOpened", frozen=True):
     """Hotkey of the validator that does it."""
     wants: tuple[Want, ...]
     """Inputs of the items, as far as they aren't known to be in the store."""
+    num_items: tuple[int, ...] = ()
+    """Of each member's partial, in order: what counts for its probation."""
 
 
 class AuditClosed(Event, tag="AuditClosed", frozen=True):
@@ -41,7 +43,7 @@ class AuditClosed(Event, tag="AuditClosed", frozen=True):
 
 
 class WindowClosed(Event, tag="WindowClosed", frozen=True):
-    """All steps of the window are sealed. Each validator draws its audits of it from the hash of block ``block``, which
+    """Q. All steps of the window are sealed. Each validator draws its audits of it from the hash of block ``block``, which
     didn't exist when this was journaled, and its own hotkey (:mod:`subnet.audit.draw`)."""
 
     window: int
@@ -57,7 +59,7 @@ class WindowAudited(Event, tag="WindowAudited", frozen=True):
 
 
 class CaseOpened(Event, tag="CaseOpened", frozen=True):
-    """A hotkey stands accused: it is in quarantine until the case is closed. ``kind``: ``partial`` (its sum isn't that of its
+    """A hotkey stands accused: it is in quarantine until the case is closed. ``charge``: ``partial`` (its sum isn't that of its
     items), ``merge`` (a partition it merged isn't the sum), ``unopened`` (it refuses evidence)."""
 
     case: int
@@ -66,7 +68,7 @@ class CaseOpened(Event, tag="CaseOpened", frozen=True):
     member: Member
     step: int
     stage: int
-    kind: str
+    charge: str
     bundle: str
     """Blob hash of the evidence (:mod:`subnet.audit.case`); empty for ``unopened``."""
     digest: str

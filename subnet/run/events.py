@@ -29,8 +29,21 @@ from subnet.run.audit_events import (
 )
 from subnet.run.config import RunConfig
 from subnet.run.event_base import Event
+from subnet.run.merge_events import (
+    Checked,
+    Committed,
+    Fingerprinted,
+    Frozen,
+    OwnerFailed,
+    PartitionMerged,
+    ReduceOrdered,
+    SeedRevealed,
+    StageSealed,
+    StoreRouted,
+    TraceStarted,
+)
 from subnet.run.schedule import StepScalars
-from subnet.words import Commitment, Cursor, GroupShape, Member, TensorSpec
+from subnet.words import Cursor, GroupShape, Member, TensorSpec
 
 EVENTS_VERSION = 1
 
@@ -197,108 +210,6 @@ class MicrobatchSkipped(Event, tag="MicrobatchSkipped", frozen=True):
     confirmed: bool
 
 
-class Frozen(Event, tag="Frozen", frozen=True):
-    """All leases of the group at this step are done; holders are asked for commitments."""
-
-    step: int
-    group: int
-    number: int
-
-
-class Committed(Event, tag="Committed", frozen=True):
-    step: int
-    group: int
-    number: int
-    commitment: Commitment
-
-
-class ReduceOrdered(Event, tag="ReduceOrdered", frozen=True):
-    """The manifest: m-sets disjoint, their union every counted microbatch; ``owners[p]`` reduces partition p."""
-
-    step: int
-    group: int
-    version: int
-    entries: tuple[Commitment, ...]
-    owners: tuple[Member, ...]
-
-
-class StoreRouted(Event, tag="StoreRouted", frozen=True):
-    """An owner is late: contributors put missing slices into the store."""
-
-    step: int
-    group: int
-    version: int
-
-
-class OwnerFailed(Event, tag="OwnerFailed", frozen=True):
-    """This member won't own partitions of (step, group) again."""
-
-    step: int
-    group: int
-    member: Member
-
-
-class PartitionMerged(Event, tag="PartitionMerged", frozen=True):
-    """``hash`` is that of the canonical bytes, ``blob`` the store's address of what was stored (equal if unpacked)."""
-
-    step: int
-    group: int
-    version: int
-    partition: int
-    hash: str
-    blob: str
-    size_bytes: int
-    squares: str
-    """Exact sum of squares in units of 4^-128, hexadecimal."""
-
-
-class SeedRevealed(Event, tag="SeedRevealed", frozen=True):
-    step: int
-    group: int
-    version: int
-    seed: str
-
-
-class Fingerprinted(Event, tag="Fingerprinted", frozen=True):
-    """Fingerprints of the member's slices: (partition, values) for each partition it contributes to."""
-
-    step: int
-    group: int
-    version: int
-    member: Member
-    stage: int
-    values: tuple[tuple[int, tuple[int, ...]], ...]
-
-
-class Checked(Event, tag="Checked", frozen=True):
-    step: int
-    group: int
-    version: int
-    member: Member
-    ok: bool
-
-
-class TraceStarted(Event, tag="TraceStarted", frozen=True):
-    step: int
-    group: int
-    version: int
-
-
-class StageSealed(Event, tag="StageSealed", frozen=True):
-    """Q. The merged gradient of the group at this step is final; ``blobs`` in partition order."""
-
-    step: int
-    group: int
-    version: int
-    entries: tuple[Commitment, ...]
-    hashes: tuple[str, ...]
-    blobs: tuple[tuple[str, int], ...]
-    """(store address, bytes) of each partition."""
-    squares: str
-    unchecked_stages: tuple[int, ...] = ()
-    """Stages whose live replicas all belong to one coldkey: nobody else has checked them."""
-
-
 class StepSealed(Event, tag="StepSealed", frozen=True):
     """Q. All groups sealed: replicas may update once the log store has this."""
 
@@ -345,6 +256,19 @@ class RunFinished(Event, tag="RunFinished", frozen=True):
     evaluation: tuple[int, ...] = ()
 
 
+AuditEvent = (
+    AuditOpened
+    | AuditClosed
+    | WindowClosed
+    | WindowAudited
+    | CaseOpened
+    | WitnessAsked
+    | WitnessSaid
+    | CaseClosed
+    | Appealed
+    | Rewound
+)
+
 AnyEvent = (
     RunPlanned
     | TermStarted
@@ -377,19 +301,10 @@ AnyEvent = (
     | SnapshotOrdered
     | SnapshotStored
     | RunFinished
-    | AuditOpened
-    | AuditClosed
-    | WindowClosed
-    | WindowAudited
-    | CaseOpened
-    | WitnessAsked
-    | WitnessSaid
-    | CaseClosed
-    | Appealed
-    | Rewound
+    | AuditEvent
 )
 
-QUORUM_EVENTS = (TermStarted, StageSealed, StepSealed, RunFinished, Rewound)
+QUORUM_EVENTS = (TermStarted, StageSealed, StepSealed, RunFinished, WindowClosed, Rewound)
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):

@@ -30,7 +30,7 @@ class Took(enum.Enum):
     NOTHING = "nothing"
     RECORDS = "records"
     NEW_TERM = "new_term"
-    """Every incarnation is void: drop accumulators, take a new boot id, say hello again."""
+    """Every incarnation is void, by a new term or a rewind: drop accumulators, take a new boot id, say hello again."""
 
 
 class Follower:
@@ -77,7 +77,7 @@ class Follower:
         if new_term:
             self._rewind(first_number)
             self.term = term
-        before = self.number
+        before, branch = self.number, self.state.audits.branch
         fresh = records[self.number - first_number :] if self.stage is None else _from(records, self.number)
         for record in fresh:
             self._apply(record)
@@ -87,7 +87,7 @@ class Follower:
                 self._since_copy = []
         if end is not None and end > self.number:
             self.state.number = end
-        if new_term:
+        if new_term or self.state.audits.branch != branch:
             return Took.NEW_TERM
         return Took.RECORDS if self.number > before else Took.NOTHING
 
@@ -107,8 +107,8 @@ class Follower:
         state = loaded if loaded is not None else load_state(data)
         if term < self.term or (term == self.term and state.number < self.number):
             return Took.NOTHING
-        new_term, self.term = term > self.term, term
-        self.state = state
+        new_term = term > self.term or state.audits.branch != self.state.audits.branch
+        self.term, self.state = term, state
         self._copy, self._copy_number, self._since_copy = data, state.number, []
         return Took.NEW_TERM if new_term else Took.RECORDS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from subnet.errors import IotaError
+from subnet.run.audit_parts import AuditState
 from subnet.run.state import (
     DONE,
     GATHERING,
@@ -15,6 +16,7 @@ from subnet.run.state import (
     Merge,
     RunState,
     StepWork,
+    config,
     counted,
     group_shape,
     holders,
@@ -23,7 +25,7 @@ from subnet.run.state import (
     partitions_of,
     update_delay,
 )
-from subnet.words import Commitment
+from subnet.words import CALIBRATION_STEP, Commitment
 
 
 class InvariantBroken(IotaError):
@@ -59,6 +61,7 @@ def check(state: RunState) -> None:
         require(member.hotkey not in state.convicted, f"{member} is convicted and still a member")
         require(member.term == state.term, f"{member} is of another term than {state.term}")
         require(0 <= info.stage < num_stages(state), f"{member} serves no stage")
+    _check_audits(state)
     hotkeys = [member.hotkey for member in state.members]
     require(len(hotkeys) == len(set(hotkeys)), "a hotkey has two live incarnations")
     require(
@@ -76,6 +79,29 @@ def check(state: RunState) -> None:
         require(all(merge == Merge() for merge in state.ahead.merges), "the step ahead is being merged")
         for stage in range(num_stages(state)):
             _check_stage(state, state.ahead, stage)
+
+
+def _check_audits(state: RunState) -> None:
+    audits = state.audits
+    if not config(state).audit.on:
+        require(audits == AuditState(), "audits in a run without them")
+        return
+    open_cases = {case.hotkey: number for number, case in audits.cases.items() if case.is_open}
+    require(open_cases == audits.quarantined, "quarantine isn't what the open cases say")
+    require(not audits.quarantined.keys() & state.convicted, "somebody is convicted and in quarantine")
+    numbers = sorted(audits.windows)
+    require(numbers == list(range(audits.next_window - len(numbers), audits.next_window)), "closed windows have gaps")
+    require(all(closed.last_step < state.next_step for closed in audits.windows.values()), "a window has open steps")
+    require(audits.audited_to <= max(state.next_step, CALIBRATION_STEP), "steps are audited that aren't sealed")
+    require(all(0 < number <= audits.num_opened for number in audits.open), "an audit is open that never was")
+    for audit in audits.open.values():
+        require(audit.step <= state.next_step, f"step {audit.step} is audited before it is there")
+    for work in (state.work, state.ahead):
+        for stage, m in work.stale if work is not None else ():
+            require(
+                work is not None and work.items[stage][m].status != OPEN,
+                f"item {m} of stage {stage} is stale, and open",
+            )
 
 
 def _check_stage(state: RunState, work: StepWork, stage: int) -> None:

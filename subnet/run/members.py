@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from subnet.run.audits import log_from
 from subnet.run.events import Gone, Joined, Updated
 from subnet.run.invariants import require
-from subnet.run.state import MemberInfo, RunState, StoredSnapshot, num_stages, oldest_needed, works
+from subnet.run.state import MemberInfo, RunState, StoredSnapshot, config, num_stages, works
 from subnet.run.work import drop_work, void_partial
 from subnet.words import CALIBRATION_STEP, Member
 
@@ -16,6 +17,7 @@ def apply_joined(state: RunState, event: Joined) -> None:
     member = event.member
     require(0 <= event.stage < num_stages(state), f"{member} joined stage {event.stage}, which there isn't")
     require(member.hotkey not in state.convicted, f"{member} joined although it is convicted")
+    require(member.hotkey not in state.audits.quarantined, f"{member} joined although it stands accused")
     require(member not in state.members, f"{member} joined twice")
     for older in [k for k in state.members if k.hotkey == member.hotkey]:
         drop_member(state, older)
@@ -34,12 +36,30 @@ def apply_joined(state: RunState, event: Joined) -> None:
 def apply_gone(state: RunState, event: Gone) -> None:
     """The member's unsealed work of the open steps is void and its leases are open again."""
     require(event.member in state.members, f"{event.member} is gone without having been there")
+    if event.why in ("accused", "liar") and config(state).audit.on:
+        _forget_root(state, event.member)
     drop_member(state, event.member)
     hotkey = event.member.hotkey
     if event.why in ("silent", "checksum"):
         state.absences[hotkey] = state.absences.get(hotkey, 0) + 1
     if event.why == "liar":
         state.convicted.add(hotkey)
+
+
+def _forget_root(state: RunState, member: Member) -> None:
+    """What a liar says of its state counts no more, or its stage's honest members would be in the minority for ever."""
+    gone = state.members[member]
+    votes = state.roots.get(gone.stage, {})
+    others = [
+        info
+        for other, info in state.members.items()
+        if other != member and (info.stage, info.root) == (gone.stage, gone.root)
+    ]
+    if gone.version != state.next_step or gone.root not in votes or any(i.coldkey == gone.coldkey for i in others):
+        return
+    votes[gone.root] = [coldkey for coldkey in votes[gone.root] if coldkey != gone.coldkey]
+    if not votes[gone.root]:
+        del votes[gone.root]
 
 
 def drop_member(state: RunState, member: Member) -> None:
@@ -80,9 +100,10 @@ def verify_snapshots(state: RunState, stage: int) -> None:
 def drop_replaced(state: RunState) -> None:
     """Drops what nobody restores from any more: all behind each stage's newest verified snapshot that a joiner may take.
 
-    One newer than what the open steps are computed from replaces nothing yet (:func:`oldest_needed`).
+    One newer than what the open steps are computed from, or than what an audit or a rewind needs, replaces nothing yet
+    (:func:`subnet.run.audits.log_from`).
     """
-    newest = oldest_needed(state)
+    newest = log_from(state)
 
     def verified_step(stored: list[StoredSnapshot]) -> int:
         return max((s.step for s in stored if s.verified and s.step <= newest), default=CALIBRATION_STEP)

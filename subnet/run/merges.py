@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from subnet.run.audits import must_audit
 from subnet.run.events import (
     Checked,
     Committed,
@@ -123,6 +124,8 @@ def apply_trace_started(state: RunState, event: TraceStarted) -> None:
 
 def apply_stage_sealed(state: RunState, event: StageSealed) -> None:
     merge = _versioned(state, event, REVEALED)
+    unheard = [e.member for e in merge.entries if e.member not in merge.passed and must_audit(state, e.member.hotkey)]
+    require(not unheard, f"group {event.group} is sealed before {unheard} passed their audit")
     require(event.entries == merge.entries, f"the seal of group {event.group} names other partials than its manifest")
     in_order = [merge.merged[p] for p in range(len(merge.owners))]
     require(event.hashes == tuple(part.hash for part in in_order), "the seal names other hashes than were merged")

@@ -39,6 +39,9 @@ class Item(msgspec.Struct, array_like=True):
     backward_hash: str = ""
     loss_bits: int | None = None
     failures: tuple[Failure, ...] = ()
+    said_forward: str = ""
+    """Output that was receipted last, by whomever: kept when the item is done again."""
+    said_backward: str = ""
 
 
 class MergedPartition(msgspec.Struct, frozen=True, array_like=True):
@@ -65,3 +68,5 @@ class Merge(msgspec.Struct):
     tracing: bool = False
     failed_owners: set[str] = set()
     """Hotkeys that won't own partitions of this group at this step again."""
+    passed: set[Member] = set()
+    """Contributors to this version whose partials were redone, and right."""

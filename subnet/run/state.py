@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from subnet.run.audit_parts import AuditState
 from subnet.run.config import RunConfig
 from subnet.run.events import HardwareClassSet, RunFinished, RunPlanned
 from subnet.run.parts import DONE, Item, Merge, Replay
@@ -64,6 +65,8 @@ class StepWork(msgspec.Struct):
     skipped: set[int] = set()
     replays: dict[tuple[int, int, bool], Replay] = {}
     """By (stage, microbatch, backward)."""
+    stale: set[tuple[int, int]] = set()
+    """(stage, microbatch) of items that were computed from a boundary which was then made again, and differs."""
 
 
 class GroupSeal(msgspec.Struct, frozen=True, array_like=True):
@@ -127,7 +130,8 @@ class RunState(msgspec.Struct):
     orders: dict[int, Member] = {}
     """By stage: who is to store the snapshot of ``next_step``."""
     snapshots: dict[int, list[StoredSnapshot]] = {}
-    """By stage, oldest first; those older than the newest verified one are dropped."""
+    """By stage, oldest first; those older than the newest verified one are dropped, unless audits or a rewind need them."""
+    audits: AuditState = msgspec.field(default_factory=AuditState)
 
 
 def new_state() -> RunState:

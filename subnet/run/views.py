@@ -16,8 +16,9 @@ from blake3 import blake3
 
 from subnet.run import events as ev
 from subnet.run.apply import apply, finish_run, seal_step
+from subnet.run.audit_folds import note_audit_opened
 from subnet.run.invariants import require
-from subnet.run.state import SEALED, GroupSeal, RunState
+from subnet.run.state import SEALED, GroupSeal, RunState, group_of
 from subnet.run.state_codec import canonical, canonical_bytes
 from subnet.run.work import open_work
 from subnet.words import Cursor, Member
@@ -148,6 +149,10 @@ def apply_seen(state: RunState, event: ev.AnyEvent, view: View) -> None:
             state.number += 1
         case ev.RunFinished():
             finish_run(state, event)
+            state.number += 1
+        case ev.AuditOpened() if group_of(state, event.stage) not in view.groups:
+            require(state.finished is None, "AuditOpened after RunFinished")
+            note_audit_opened(state, event)
             state.number += 1
         case _:
             apply(state, event)

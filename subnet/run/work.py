@@ -30,6 +30,7 @@ from subnet.run.state import (
     Replay,
     RunState,
     StepWork,
+    config,
     group_of,
     is_evaluation,
     is_sealed,
@@ -65,7 +66,8 @@ def apply_leased(state: RunState, event: Leased) -> None:
     work, found = _item(state, event.step, event.microbatch, event.stage)
     name = f"t{event.step}/m{event.microbatch}/s{event.stage}"
     evaluation = is_evaluation(state, event.microbatch)
-    free = found.status == OPEN or (evaluation and found.status == REVOKING)
+    doubted = evaluation and found.status == DONE and may_evaluate_again(state, work, event.stage, event.microbatch)
+    free = found.status == OPEN or (evaluation and found.status == REVOKING) or doubted
     require(free, f"{name} is leased, but its lease is {found.status}")
     require(event.microbatch not in work.skipped, f"{name} is leased, but skipped")
     require(evaluation or not is_sealed(state, event.stage, work), f"{name} is leased, but sealed")
@@ -73,13 +75,21 @@ def apply_leased(state: RunState, event: Leased) -> None:
     require(event.generation == found.generation + 1, f"{name} jumps to generation {event.generation}")
     info = state.members.get(event.member)
     require(info is not None and info.stage == event.stage, f"{name} is leased to {event.member}, not of that stage")
-    if found.status != OPEN:
+    if doubted:
+        reopen(work, event.stage, event.microbatch)
+    elif found.status != OPEN:
         _let_go(work, found, event.microbatch)
     found.status, found.member, found.generation = LIVE, event.member, event.generation
     _forget_results(found)
     work.undealt[event.stage].discard(event.microbatch)
     work.live[event.stage].add(event.microbatch)
     work.held.setdefault(event.member, set()).add(event.microbatch)
+
+
+def may_evaluate_again(state: RunState, work: StepWork, stage: int, microbatch: int) -> bool:
+    """With audits, a hold-out item whose output nobody finds may be done again, as long as nobody has computed from it."""
+    after = stage + 1
+    return config(state).audit.on and after < len(work.items) and not work.items[after][microbatch].forwarded
 
 
 def apply_replay_leased(state: RunState, event: ReplayLeased) -> None:
@@ -108,6 +118,7 @@ def apply_forwarded(state: RunState, event: Forwarded) -> None:
     found = _leased_item(state, event)
     require(not found.forwarded, "an item is forwarded twice")
     found.forwarded, found.forward_hash = True, event.output
+    _note_said(state, event.step, event.microbatch, event.stage)
     if is_evaluation(state, event.microbatch):
         work = open_work(state, event.step)
         found.loss_bits = event.loss_bits
@@ -125,8 +136,33 @@ def apply_backwarded(state: RunState, event: Backwarded) -> None:
         found.forward_hash = event.forward
     found.status, found.forwarded = DONE, True
     found.backward_hash, found.loss_bits = event.output, event.loss_bits
+    _note_said(state, event.step, event.microbatch, event.stage)
     work.live[event.stage].discard(event.microbatch)
     work.done[event.stage] += 1
+
+
+def _note_said(state: RunState, step: int, microbatch: int, stage: int) -> None:
+    """Outputs of an item were receipted. Where they differ from what was said before, whoever computed from that must again.
+
+    The same work gives the same bits, so this happens only where somebody lied.
+    """
+    if not config(state).audit.on or is_evaluation(state, microbatch):
+        return
+    work, found = _item(state, step, microbatch, stage)
+    if found.said_forward and found.forward_hash and found.said_forward != found.forward_hash:
+        _mark_stale(state, work, stage + 1, microbatch, backward=False)
+    if found.said_backward and found.backward_hash and found.said_backward != found.backward_hash:
+        _mark_stale(state, work, stage - 1, microbatch, backward=True)
+    found.said_forward = found.forward_hash or found.said_forward
+    found.said_backward = found.backward_hash or found.said_backward
+
+
+def _mark_stale(state: RunState, work: StepWork, stage: int, microbatch: int, *, backward: bool) -> None:
+    if not 0 <= stage < len(work.items) or is_sealed(state, stage, work):
+        return
+    found = work.items[stage][microbatch]
+    if found.status == DONE or (found.status in (LIVE, REVOKING) and found.forwarded and not backward):
+        work.stale.add((stage, microbatch))
 
 
 def apply_voided(state: RunState, event: Voided) -> None:
@@ -215,6 +251,7 @@ def reopen(work: StepWork, stage: int, microbatch: int) -> None:
     _let_go(work, found, microbatch)
     found.status = OPEN
     _forget_results(found)
+    work.stale.discard((stage, microbatch))
     work.live[stage].discard(microbatch)
     if microbatch not in work.skipped:
         work.undealt[stage].add(microbatch)
@@ -244,4 +281,5 @@ def clear_reduce(merge: Merge) -> None:
     """What belongs to one version alone; the seed with it: a known seed checks nothing."""
     merge.entries, merge.owners = (), ()
     merge.merged, merge.fingerprints, merge.checks = {}, {}, {}
+    merge.passed = set()
     merge.seed, merge.routed, merge.tracing = "", False, False

@@ -25,9 +25,9 @@ from subnet.store.meter import StoreMeter
 from subnet.timing import TIMEOUTS, Deadline
 from subnet.words import BlobHash
 
-RETENTION_CLASSES = ("evidence", "log", "snapshot", "data")
+RETENTION_CLASSES = ("evidence", "log", "snapshot", "data", "case")
 """``evidence``: boundary blobs and partials, until the audit window closes; ``log``: merged partitions; ``snapshot``;
-``data``: token shards and submissions."""
+``data``: token shards and submissions; ``case``: a conviction's bundle, for as long as the run's store is kept."""
 
 _NAME = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*(?:/[A-Za-z0-9_\-][A-Za-z0-9_.\-]*)*")
 _LABEL = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]{0,63}")

@@ -1,0 +1,276 @@
+"""No honest miner is ever accused: ten thousand of their partials redone, in every way an honest miner can have come about them.
+
+All partials are audited (those after probation from a draw at rate 1), in runs of 3 stages and 12 miners on a tiny model: a calm
+one; one whose miners recompute (no room for graphs); one whose miners are killed and started again, and come late; one with more
+processes than cores paused and continued; one that liars have rewound. A last run at the default rate says what audits cost:
+their compute over the network's, after probation and in all, and their bytes.
+
+    python -m benchmarks.honest_audits            # keeps finished runs in benchmarks/out/honest_audits
+    python -m benchmarks.honest_audits --only restarted rewound
+    python -m benchmarks.honest_audits --quick    # one short run
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from benchmarks.audit_facts import accused
+from benchmarks.audit_swarm import Plan, audited_config, default_audits, reference_root, run_audited
+from benchmarks.cheats import cheating
+from benchmarks.corpus import OUT
+from benchmarks.parts import Parts, finish, table
+from iota.swarm import LocalSwarm, SwarmOptions
+from subnet.protocol.api import RunStatus
+from subnet.run.config import AuditSection, RunConfig
+from subnet.timing import Deadline, seeded
+
+DIRECTORY = OUT / "honest_audits"
+STAGES, MINERS, STEPS, COST_STEPS = 3, 12, 180, 300
+AUDITS, COST_SHARE, LIMIT_S = 10_000, 0.03, 5400.0
+SMALL_GRAPHS = 1
+"""Bytes for graphs: none fits, so that each backward computes its forward again."""
+
+During = Callable[[LocalSwarm, RunStatus], None]
+
+
+def everything(**more: Any) -> AuditSection:
+    return AuditSection(rate=1.0, before_seal="probation", window_steps=4, **more)
+
+
+def config_of(audit: AuditSection, steps: int, stages: int = STAGES) -> RunConfig:
+    return audited_config("honest", audit, stages=stages, steps=steps)
+
+
+@dataclass
+class Restarts:
+    """Every so many steps a miner is killed and started again; halfway one more joins."""
+
+    every: int
+    miners: int
+    again_at: dict[int, int] = field(default_factory=dict)
+    next_at: int = 4
+    joined: bool = False
+
+    def __call__(self, swarm: LocalSwarm, status: RunStatus) -> None:
+        step = status.summary.step
+        for number, at in list(self.again_at.items()):
+            if step >= at:
+                del self.again_at[number]
+                swarm.wait_end(number, Deadline.after(60.0))
+                swarm.restart_miner(number)
+        if step >= self.next_at:
+            number = seeded("honest_audits", self.next_at).randrange(self.miners)
+            self.next_at += self.every
+            if number not in self.again_at:
+                swarm.kill(number)
+                self.again_at[number] = step + 2
+        if not self.joined and step >= status.summary.steps // 2:
+            self.joined = True
+            swarm.add_miner()
+
+
+@dataclass
+class Pauses:
+    """Now and then a miner stands still for some steps' time, as on a machine with too much to do."""
+
+    every: int
+    miners: int
+    paused: tuple[int, int] | None = None
+    next_at: int = 5
+
+    def __call__(self, swarm: LocalSwarm, status: RunStatus) -> None:
+        polls = 8
+        if self.paused is not None:
+            number, left = self.paused
+            self.paused = (number, left - 1) if left else None
+            if not left:
+                swarm.kill(number, signal.SIGCONT)
+        elif status.summary.step >= self.next_at:
+            number = seeded("honest_audits", self.next_at).randrange(self.miners)
+            self.next_at += self.every
+            swarm.kill(number, signal.SIGSTOP)
+            self.paused = (number, polls)
+
+
+def options_of(**more: Any) -> SwarmOptions:
+    return SwarmOptions(measure_costs=False, device="cpu", **more)
+
+
+def calm(steps: int) -> Plan:
+    return Plan(config_of(everything(), steps), MINERS, limit_s=LIMIT_S)
+
+
+def recomputed(steps: int) -> Plan:
+    return Plan(
+        config_of(everything(), steps), MINERS, options=options_of(graph_memory_bytes=SMALL_GRAPHS), limit_s=LIMIT_S
+    )
+
+
+def restarted(steps: int) -> Plan:
+    return Plan(config_of(everything(), steps), MINERS, during=Restarts(6, MINERS), limit_s=LIMIT_S)
+
+
+def oversubscribed(steps: int) -> Plan:
+    return Plan(config_of(everything(), steps), 2 * MINERS, during=Pauses(8, 2 * MINERS), limit_s=LIMIT_S)
+
+
+def rewound(steps: int) -> Plan:
+    """Two liars that begin after their probation, one after the other: the honest do their work again."""
+    notes = DIRECTORY / "notes"
+    before = {
+        number: cheating("scaled_gradient", notes, honest_while="probation", from_step=from_step)
+        for number, from_step in ((0, steps // 6), (1, steps // 2))
+    }
+    config = config_of(everything(rewind=True), steps)
+    return Plan(config, MINERS, before, notes, options=options_of(graph_memory_bytes=4 << 30), limit_s=LIMIT_S)
+
+
+RUNS: dict[str, Callable[[int], Plan]] = {
+    "calm": calm,
+    "recomputed": recomputed,
+    "restarted": restarted,
+    "oversubscribed": oversubscribed,
+    "rewound": rewound,
+}
+
+
+class Costs:
+    """Audit costs as the run's status says them, by step."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, dict[str, Any]]] = []
+
+    def __call__(self, swarm: LocalSwarm, status: RunStatus) -> None:
+        if status.audits is not None and (not self.seen or status.summary.step >= self.seen[-1][0] + 5):
+            self.seen.append((status.summary.step, msgspec.to_builtins(status.audits)))
+
+
+def run_costs(steps: int) -> dict[str, Any]:
+    """A run at the default rate, with what audits had cost at each fifth step."""
+    costs = Costs()
+    plan = Plan(config_of(default_audits(), steps), MINERS, during=costs, limit_s=LIMIT_S)
+    made = run_audited(DIRECTORY / "swarm", plan)
+    made["seen"] = costs.seen
+    return made
+
+
+def cost_figures(made: dict[str, Any]) -> dict[str, Any]:
+    """Shares of the network's compute, and bytes a partial; ``after`` probation: from a quarter of the run on."""
+    seen = [entry for entry in made["seen"] if entry[1]["receipted_s"] > 0]
+    first = next((costs for step, costs in seen if step >= made["steps"][-1] // 4), seen[0][1])
+    end = made["costs"] or seen[-1][1]
+    partials = max(1, made["audits"].get("passed", 0))
+
+    def share(audit_s: float, work_s: float) -> float:
+        return audit_s / work_s if work_s > 0 else 0.0
+
+    return {
+        "compute_share": share(end["compute_s"] - first["compute_s"], end["receipted_s"] - first["receipted_s"]),
+        "compute_share_in_all": share(end["compute_s"], end["receipted_s"]),
+        "state_share_in_all": share(end["state_s"], end["receipted_s"]),
+        "evidence_bytes_per_partial": end["evidence_bytes"] / partials,
+        "read_bytes_per_partial": end["read_bytes"] / partials,
+        "evidence_bytes": end["evidence_bytes"],
+        "read_bytes": end["read_bytes"],
+        "partials": partials,
+    }
+
+
+def honest_figures(name: str, made: dict[str, Any], expected: str) -> dict[str, Any]:
+    innocent = sorted(accused(made) - set(made["liars"]))
+    audits = made["audits"]
+    return {
+        "run": name,
+        "finished": made["finished"],
+        "why": made["why"],
+        "audits": audits.get("passed", 0) + audits.get("failed", 0),
+        "undecided": audits.get("undecided", 0),
+        "unopened": audits.get("unopened", 0),
+        "innocent": innocent,
+        "root_equal": made["root"] == expected,
+        "rewinds": len(made["rewinds"]),
+        "incarnations": sum(made["joined"].values()),
+        "seconds": made["seconds"],
+    }
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.honest_audits", description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--again", action="store_true", help="forget finished parts")
+    parser.add_argument("--only", nargs="+", choices=[*RUNS, "costs"])
+    options = parser.parse_args(arguments)
+    parts = Parts(DIRECTORY, again=options.again or options.quick)
+    if options.quick:
+        return _quick(parts)
+    chosen = options.only or [*RUNS, "costs"]
+    expected = parts.part(f"reference-{STEPS}", lambda: {"root": reference_root(config_of(everything(), STEPS))})
+    reports = [
+        honest_figures(
+            name, parts.part(f"{name}-{STEPS}", lambda n=name: _run(RUNS[n](STEPS)), _said), expected["root"]
+        )
+        for name in chosen
+        if name in RUNS
+    ]
+    costs = (
+        cost_figures(parts.part(f"costs-{COST_STEPS}", lambda: run_costs(COST_STEPS), _said))
+        if "costs" in chosen
+        else {}
+    )
+    print(shown(reports))
+    audits, innocent = sum(one["audits"] for one in reports), sum(len(one["innocent"]) for one in reports)
+    figures = {"audits": audits, "innocent_accused": innocent, "runs": reports, "costs": costs}
+    limits = {"audits": AUDITS, "innocent_accused": 0, "compute_share": COST_SHARE}
+    whole = options.only is not None or audits >= AUDITS
+    cheap = not costs or costs["compute_share"] <= COST_SHARE
+    return finish(
+        "honest_audits", figures, limits, not innocent and whole and cheap and all(one["finished"] for one in reports)
+    )
+
+
+def _quick(parts: Parts) -> int:
+    steps = 6
+    config = config_of(everything(), steps, stages=2)
+    plan = Plan(config, 4, limit_s=300.0)
+    report = honest_figures("quick", parts.part("quick", lambda: _run(plan), _said), reference_root(config))
+    print(shown([report]))
+    ok = report["finished"] and report["root_equal"] and not report["innocent"] and report["audits"] > 0
+    return finish("honest_audits", report, {"innocent_accused": 0}, bool(ok))
+
+
+def _run(plan: Plan) -> dict[str, Any]:
+    return run_audited(DIRECTORY / "swarm", plan)
+
+
+def _said(made: dict[str, Any]) -> str:
+    end = f"root {made['root'][:12]}" if made["finished"] else f"not finished: {made['why']}"
+    return f"{end}, {made['seconds']:.0f} s, audits {made['audits']}, accused {sorted(accused(made))}"
+
+
+def shown(reports: Sequence[dict[str, Any]]) -> str:
+    head = ["run", "audits", "honest accused", "undecided", "unopened", "root as without", "rewinds", "incarnations"]
+    rows = [
+        [
+            one["run"],
+            one["audits"],
+            len(one["innocent"]),
+            one["undecided"],
+            one["unopened"],
+            one["root_equal"],
+            one["rewinds"],
+            one["incarnations"],
+        ]
+        for one in reports
+    ]
+    return table(head, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,223 @@
+"""A third of the miners lie, each in its own way, and the run ends where it would have ended without them.
+
+12 miners at 3 stages, 100 steps, 4 liars of kinds drawn from a seed: one full-time, one in 5 % of its work, one that joins
+late, one that turns once its probation is over. Twice a seed: with everything redone before the seal (the final root is that of
+the clean run), and at the default rate with rewinds (equal whenever every liar was convicted; else lies survive, and are counted).
+
+    python -m benchmarks.liars               # 10 seeds; keeps finished runs in benchmarks/out/liars
+    python -m benchmarks.liars --seeds 1 2 --mode all
+    python -m benchmarks.liars --quick       # one seed, everything redone, few steps and miners
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.audit_facts import LYING, accused, convictions
+from benchmarks.audit_swarm import Plan, audited_config, default_audits, reference_root, run_audited, share_of_honest
+from benchmarks.cheats import cheating
+from benchmarks.corpus import OUT
+from benchmarks.parts import Parts, finish, table
+from iota.swarm import LocalSwarm
+from subnet.protocol.api import RunStatus
+from subnet.run.config import AuditSection, RunConfig
+
+DIRECTORY = OUT / "liars"
+SEEDS = tuple(range(1, 11))
+GUILTY = (*LYING, "checksum")
+KINDS = (
+    "wrong_forward",
+    "wrong_backward",
+    "zero_gradient",
+    "scaled_gradient",
+    "stale_weights",
+    "replayed_output",
+    "no_work",
+    "lying_partial",
+    "lying_fingerprint",
+    "lying_owner",
+    "inflated_maxima",
+    "equivocating_sender",
+)
+"""What is possible alone and at any stage."""
+HOLDOUT_PERCENT, LIMIT_S = 2.0, 3600.0
+
+
+@dataclass(frozen=True)
+class Size:
+    stages: int
+    miners: int
+    liars: int
+    steps: int
+    snapshot_steps: int
+
+
+FULL, QUICK = Size(3, 12, 4, 100, 10), Size(2, 5, 2, 6, 3)
+
+
+def modes(quick: bool) -> dict[str, AuditSection]:
+    every = AuditSection(rate=0.0, before_seal="all")
+    return {"all": every} if quick else {"all": every, "rewind": default_audits(rewind=True)}
+
+
+def config_of(audit: AuditSection, size: Size, seed: int) -> RunConfig:
+    steps = {"steps": size.steps, "snapshot_steps": size.snapshot_steps}
+    return audited_config("liars", audit, stages=size.stages, seed=100 + seed, **steps)
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one liar does. ``joins_at``: it comes once so many steps are done."""
+
+    cheat: str
+    share: float = 1.0
+    honest_while: str = ""
+    joins_at: int = 0
+
+
+def roles(seed: int, size: Size) -> dict[int, Role]:
+    """By number of the miner; the last number is the one that may come late."""
+    rng = random.Random(f"liars/{seed}")
+    kinds = rng.sample(KINDS, size.liars)
+    numbers = [*rng.sample(range(size.miners - 1), size.liars - 1), size.miners - 1]
+    ways = [
+        Role(kinds[0], share=0.05),
+        *(Role(kind, honest_while=when) for kind, when in zip(kinds[1:-1], ("probation", ""), strict=False)),
+        Role(kinds[-1], joins_at=max(2, size.steps // 4)),
+    ]
+    return dict(zip(numbers, ways, strict=True))
+
+
+class Latecomers:
+    """Miners with the highest numbers, started when their time has come."""
+
+    def __init__(self, late: Sequence[Role], first: int) -> None:
+        self._late, self._first = list(late), first
+
+    def __call__(self, swarm: LocalSwarm, status: RunStatus) -> None:
+        started = swarm.num_miners - self._first
+        if started < len(self._late) and status.summary.step >= self._late[started].joins_at:
+            swarm.add_miner()
+
+
+def run_liars(audit: AuditSection, size: Size, seed: int) -> dict[str, Any]:
+    notes, given = DIRECTORY / "notes", roles(seed, size)
+    before = {
+        number: cheating(role.cheat, notes, share=role.share, honest_while=role.honest_while, seed=seed)
+        for number, role in given.items()
+    }
+    late = [role for _, role in sorted(given.items()) if role.joins_at]
+    first = size.miners - len(late)
+    plan = Plan(config_of(audit, size, seed), first, before, notes, Latecomers(late, first), limit_s=LIMIT_S)
+    made = run_audited(DIRECTORY / "swarm", plan)
+    made["roles"] = {
+        str(number): [role.cheat, role.share, role.honest_while, role.joins_at] for number, role in given.items()
+    }
+    return made
+
+
+def run_clean(size: Size, seed: int) -> dict[str, Any]:
+    """The same run of honest miners at the default rate, and its root in one process."""
+    config = config_of(default_audits(), size, seed)
+    made = run_audited(DIRECTORY / "swarm", Plan(config, size.miners, limit_s=LIMIT_S))
+    expected = reference_root(config)
+    if made["root"] != expected:
+        raise RuntimeError(f"honest miners came to {made['root'][:12]}, not {expected[:12]}: {made['why']}")
+    return made
+
+
+def report(made: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any]:
+    guilty, lied = convictions(made, GUILTY), set(made["lies"])
+    earned = [share for liar in lied & set(guilty) if (share := share_of_honest(made, liar)) is not None]
+    holdout, own = clean["holdout"], made["holdout"]
+    return {
+        "finished": made["finished"],
+        "why": made["why"],
+        "equal": made["root"] == clean["root"],
+        "liars": len(made["roles"]),
+        "lied": len(lied),
+        "convicted": len(lied & set(guilty)),
+        "all_convicted": lied <= set(guilty),
+        "innocent": sorted(accused(made) - {made["hotkeys"][number] for number in made["roles"]}),
+        "lies": sum(told[0] for told in made["lies"].values()),
+        "surviving": len(made["surviving"]),
+        "rewinds": len(made["rewinds"]),
+        "earned": max(earned, default=0.0),
+        "holdout_percent": 100 * abs(own / holdout - 1) if own and holdout else None,
+        "slower": made["seconds"] / clean["seconds"],
+    }
+
+
+def shown(reports: Sequence[dict[str, Any]]) -> str:
+    head = ["seed", "mode", "root as without", "liars convicted", "lies told", "lies in the end", "rewinds"]
+    rows = [
+        [
+            one["seed"],
+            one["mode"],
+            one["equal"],
+            f"{one['convicted']} of {one['lied']}",
+            one["lies"],
+            one["surviving"],
+            one["rewinds"],
+            one["holdout_percent"],
+            one["slower"],
+            len(one["innocent"]),
+        ]
+        for one in reports
+    ]
+    return table([*head, "hold-out loss off by %", "time, of the clean run's", "innocent accused"], rows)
+
+
+def is_ok(one: dict[str, Any]) -> bool:
+    """What is promised of one run."""
+    if not one["finished"] or one["innocent"] or (one["holdout_percent"] or 0.0) > HOLDOUT_PERCENT:
+        return False
+    return one["equal"] if one["mode"] == "all" else one["equal"] or not one["all_convicted"]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.liars", description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--again", action="store_true", help="forget finished parts")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--mode", choices=["all", "rewind"])
+    options = parser.parse_args(arguments)
+    size, seeds = (QUICK, [1]) if options.quick else (FULL, options.seeds)
+    parts = Parts(DIRECTORY, again=options.again or options.quick)
+    mark, reports = f"-{size.steps}", list[dict[str, Any]]()
+    for seed in seeds:
+        for mode, audit in modes(options.quick).items():
+            if options.mode in (None, mode):
+                clean = parts.part(f"clean-{seed}{mark}", lambda s=seed: run_clean(size, s), _said)
+                made = parts.part(f"{mode}-{seed}{mark}", lambda a=audit, s=seed: run_liars(a, size, s), _said)
+                reports.append({"seed": seed, "mode": mode, **report(made, clean)})
+    print(shown(reports))
+    bad = [f"{one['mode']} {one['seed']}" for one in reports if not is_ok(one)]
+    rewound = [one for one in reports if one["mode"] == "rewind"]
+    figures = {
+        "runs": len(reports),
+        "bad": bad,
+        "equal_with_all": sum(one["equal"] for one in reports if one["mode"] == "all"),
+        "equal_with_rewind": sum(one["equal"] for one in rewound),
+        "all_convicted_share": sum(one["all_convicted"] for one in rewound) / len(rewound) if rewound else None,
+        "surviving": sum(one["surviving"] for one in rewound),
+        "worst_holdout_percent": max((one["holdout_percent"] or 0.0 for one in reports), default=0.0),
+        "reports": reports,
+    }
+    limits = {"bad": [], "worst_holdout_percent": HOLDOUT_PERCENT}
+    return finish("liars", figures, limits, not bad)
+
+
+def _said(made: dict[str, Any]) -> str:
+    end = f"root {made['root'][:12]}" if made["finished"] else f"not finished: {made['why']}"
+    guilty = sorted(hotkey[:8] for hotkey in convictions(made, GUILTY))
+    return f"{end}, {made['seconds']:.0f} s, {len(made['rewinds'])} rewinds, convicted {guilty}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

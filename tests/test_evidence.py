@@ -1,0 +1,259 @@
+"""What an audit wants comes from whoever holds it, once, and what is lost is said; nothing is held longer than that takes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_mismatch import A, B, C, D, at_work
+from test_store_mode import Store
+
+from miner import owed as owing
+from miner.boundaries import BoundaryCache
+from miner.local_view import BoundaryKey, LocalView
+from miner.member_evidence import LANES, MOST, EvidenceWork
+from miner.owes import Compute, Owe, Report, RunWitness, StoreEvidence, urgency
+from subnet.errors import InputError, NotFound, Unreachable
+from subnet.protocol import messages as msg
+from subnet.protocol.claims import LIMIT_WANTS, check_claims
+from subnet.protocol.wire import blob_hash
+from subnet.run.audits import CaseState, OpenAudit
+from subnet.run.state import RunState
+from subnet.words import Member, Want
+
+STEP = 0
+
+
+def audit_of(*wants: Want, step: int = STEP, number: int = 0) -> OpenAudit:
+    return OpenAudit(step=step, stage=2, number=number, members=(C,), by="validator", wants=wants)
+
+
+def audited(*wants: Want, number: int = 0) -> RunState:
+    """Somebody audits the work of C at a step that is over (or, with a number, isn't)."""
+    state = at_work()
+    state.audits.open[7] = audit_of(*wants, number=number)
+    return state
+
+
+def key(want: Want, step: int = STEP) -> BoundaryKey:
+    return BoundaryKey(step, want.microbatch, want.stage, want.backward)
+
+
+WANTS = tuple(Want(1, m, False, f"f{m}") for m in range(3))
+
+
+def owed(state: RunState, local: LocalView, me: Member = B) -> list[Owe]:
+    kinds = (StoreEvidence, RunWitness)
+    owes = owing.owed(state, me, local)
+    said = [o for o in owes if isinstance(o, Report) and isinstance(o.claim, msg.NotHeldClaim | msg.WitnessClaim)]
+    return [owe for owe in owes if isinstance(owe, kinds)] + said
+
+
+# --- what is owed ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_wanted_and_held_is_owed_once_whatever_state_the_member_is_at() -> None:
+    state, local = audited(*WANTS), LocalView()
+    local.kept.update({key(WANTS[0]): "f0", key(WANTS[1]): "other"})
+    local.produced[key(WANTS[0])] = "f0"
+    opening = StoreEvidence(7, key(WANTS[0]), "f0", own=True, before_seal=False)
+    assert owed(state, local) == [opening], "before it has a state; and nothing of other bytes"
+    local.jobs.add(opening)
+    assert owed(state, local) == []
+    local.jobs.clear()
+    local.opened.add((7, "f0"))
+    assert owed(state, local) == []
+    state.audits.open[8] = audit_of(WANTS[0])
+    assert [owe.audit for owe in owed(state, local)] == [8], "its evidence may be gone by now: the store knows"
+    del state.audits.open[7], state.audits.open[8]
+    assert owed(state, local) == []
+
+
+def test_who_only_received_it_gives_its_copy_and_is_no_maker() -> None:
+    state, local = audited(*WANTS, number=3), LocalView()
+    local.kept[key(WANTS[0])] = "f0"
+    assert owed(state, local, C) == [StoreEvidence(7, key(WANTS[0]), "f0", own=False, before_seal=True)]
+    assert owed(state, LocalView(), C) == [], "what it never made it needn't have"
+
+
+def test_what_went_through_the_store_in_the_open_step_costs_nothing() -> None:
+    state, local = audited(*WANTS, number=3), LocalView()
+    local.kept[key(WANTS[0])] = local.boundaries[key(WANTS[0])] = "f0"
+    local.in_store[key(WANTS[0])] = 0
+    assert owed(state, local) == []
+
+
+def test_what_i_made_and_lost_is_said_until_the_audit_is_over_and_only_by_its_maker() -> None:
+    state, local = audited(*WANTS), LocalView()
+    local.produced.update({key(want): want.hash for want in WANTS[:2]})
+    local.kept[key(WANTS[1])] = "f1"
+    said = [owe for owe in owed(state, local) if isinstance(owe, Report)]
+    assert [owe.claim for owe in said] == [msg.NotHeldClaim(7, (WANTS[0],))]
+    assert said[0] in owed(state, local), "until the fold shows that it is over"
+    local.new_incarnation()
+    assert not [owe for owe in owed(state, local) if isinstance(owe, Report)], "another incarnation made nothing"
+    assert [owe for owe in owed(state, local) if isinstance(owe, StoreEvidence)], "but what it holds it gives"
+
+
+def test_a_claim_names_no_more_than_a_claim_may() -> None:
+    wants = tuple(Want(1, m, False, f"{m:064x}") for m in range(LIMIT_WANTS + 5))
+    state, local = audited(*wants), LocalView()
+    local.produced.update({key(want): want.hash for want in wants})
+    claims = [owe.claim for owe in owed(state, local) if isinstance(owe, Report)]
+    check_claims(claims)
+    assert [len(claim.wants) for claim in claims if isinstance(claim, msg.NotHeldClaim)] == [LIMIT_WANTS, 5]
+
+
+def test_a_seal_that_waits_goes_before_new_forwards_and_nothing_else_does() -> None:
+    opening = StoreEvidence(7, key(WANTS[0]), "f0", own=True, before_seal=True)
+    later = StoreEvidence(7, key(WANTS[0]), "f0", own=True, before_seal=False)
+    forward = Compute(0, 0, 1, backward=False, generation=1)
+    report = Report(msg.UpdatedClaim(0, ""))
+    assert sorted([later, forward, opening, report], key=urgency) == [report, opening, forward, later]
+
+
+def test_a_step_that_is_over_is_forgotten_except_for_what_may_be_wanted() -> None:
+    local = LocalView(version=5)
+    for step in range(5):
+        made = BoundaryKey(step, 0, 1, False)
+        local.kept[made] = local.boundaries[made] = local.produced[made] = f"f{step}"
+    local.end_step(4, evidence_from=2)
+    assert not local.boundaries
+    assert sorted(k.step for k in local.produced) == [2, 3, 4]
+    assert len(local.kept) == 5, "that is the cache's business"
+
+
+def case_of(**changes: Any) -> CaseState:
+    told = {
+        "hotkey": "d", "member": D, "coldkey": "cold-d", "step": 0, "stage": 1, "charge": "partial", "bundle": "bundle",
+        "digest": "digest", "sealed": False, "branch": 0, "asked": (A, B),
+    }  # fmt: skip
+    return CaseState(**{**told, **changes})
+
+
+def test_a_witness_runs_the_bundle_and_says_the_digest_until_it_is_journaled() -> None:
+    state, local = at_work(), LocalView()
+    state.audits.cases[3], state.audits.quarantined["d"] = case_of(), 3
+    assert owed(state, local) == [RunWitness(3, "bundle")]
+    assert owed(state, local, C) == [], "nobody asked it"
+    local.witnessed[3] = "found"
+    assert owed(state, local) == [Report(msg.WitnessClaim(3, "found"))]
+    state.audits.cases[3].said["b"] = "found"
+    assert owed(state, local) == []
+    local.witnessed[3] = ""
+    state.audits.cases[3].said.clear()
+    assert owed(state, local) == [], "who can't run it is silent"
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        msg.NotHeldClaim(7, ()),
+        msg.NotHeldClaim(7, (Want(1, 0, False, "f0"),)),
+        msg.NotHeldClaim(7, (Want(-1, 0, False, "0" * 64),)),
+        msg.NotHeldClaim(-7, (Want(1, 0, False, "0" * 64),)),
+        msg.NotHeldClaim(7, (Want(1, 0, False, "0" * 64),) * (LIMIT_WANTS + 1)),
+        msg.MismatchClaim(0, 0, 1, False, "x1"),
+        msg.MismatchClaim(-2, 0, 1, False, "0" * 64),
+        msg.MismatchClaim(0, 1 << 60, 1, False, "0" * 64),
+        msg.WitnessClaim(1, ""),
+        msg.WitnessClaim(-1, "0" * 64),
+    ],
+)
+def test_what_cannot_be_said_to_an_audit_is_refused(claim: msg.AnyClaim) -> None:
+    with pytest.raises(InputError):
+        check_claims([claim])
+
+
+def test_what_can_be_said_passes() -> None:
+    check_claims(
+        [
+            msg.NotHeldClaim(7, (Want(1, 0, False, "0" * 64),)),
+            msg.MismatchClaim(-1, 0, 1, False, "0" * 64),
+            msg.WitnessClaim(1, "0" * 64),
+        ]
+    )
+
+
+# --- into the store ----------------------------------------------------------------------------------------------
+
+
+class Holder:
+    """What :class:`EvidenceWork` uses of a member's context."""
+
+    def __init__(self, directory: Path) -> None:
+        self.cache = BoundaryCache(directory, memory_bytes=0, disk_bytes=1 << 20)
+        self.blobs, self.local, self.run_state = Store(), LocalView(), audited()
+
+    def wake(self) -> None: ...
+
+    def holds(self, microbatch: int) -> StoreEvidence:
+        data = bytes([microbatch]) * 100
+        made = BoundaryKey(STEP, microbatch, 1, False)
+        self.cache.put(made, data, str(blob_hash(data)), own=True)
+        return StoreEvidence(7, made, str(blob_hash(data)), own=True, before_seal=True)
+
+
+@pytest.fixture
+async def holder(tmp_path: Path):
+    made = Holder(tmp_path / "boundaries")
+    work = EvidenceWork(made)  # type: ignore[arg-type]
+    yield made, work
+    await work.close()
+
+
+async def test_boundaries_come_from_disk_into_the_store_several_at_a_time(holder: tuple[Holder, EvidenceWork]) -> None:
+    made, work = holder
+    owes = [made.holds(m) for m in range(40)]
+    await made.cache.spill(keep_step=1)
+    made.blobs.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for owe in owes:
+            group.create_task(work.store(owe))
+        for _ in range(200):
+            await asyncio.sleep(0.001)
+        assert len(made.blobs.requests) == LANES
+        assert sum(len(names) for _, names in made.blobs.requests) <= LANES * MOST, "no more is read than is moved"
+        made.blobs.gate.set()
+    assert set(made.blobs.there) == {owe.hash for owe in owes}
+    assert made.local.opened == {(7, owe.hash) for owe in owes}
+    assert len(made.blobs.requests) < 20
+
+
+async def test_one_that_is_gone_keeps_no_other_and_is_not_opened(holder: tuple[Holder, EvidenceWork]) -> None:
+    made, work = holder
+    owes = [made.holds(m) for m in range(3)]
+    made.cache.drop(owes[1].key)
+    results = await asyncio.gather(*(work.store(owe) for owe in owes), return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), NotFound, type(None)]
+    assert made.local.opened == {(7, owes[0].hash), (7, owes[2].hash)}
+
+
+async def test_nothing_is_open_before_the_store_says_so(holder: tuple[Holder, EvidenceWork]) -> None:
+    made, work = holder
+    made.blobs.down = True
+    with pytest.raises(Unreachable):
+        await work.store(made.holds(0))
+    assert not made.local.opened
+
+
+async def test_a_copy_waits_for_the_maker(holder: tuple[Holder, EvidenceWork], monkeypatch: pytest.MonkeyPatch) -> None:
+    made, work = holder
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("miner.member_evidence.asyncio", SimpleNamespace(sleep=sleep))
+    owe = made.holds(0)
+    await work.store(owe)
+    assert not waits
+    await work.store(StoreEvidence(7, owe.key, owe.hash, own=False, before_seal=True))
+    assert waits == [2.0]
+    requests = len(made.blobs.requests)
+    made.run_state.audits.open.clear()
+    await work.store(StoreEvidence(7, owe.key, owe.hash, own=False, before_seal=True))
+    assert len(made.blobs.requests) == requests, "the audit is over meanwhile"

@@ -1,0 +1,128 @@
+"""What a coordinator knows of audits and a journal doesn't keep: results, blocks, who said that it lost what, what was asked.
+
+All of it is lost in a restart: then open audits are run again, windows drawn again (the draws are the same), witnesses waited
+for anew. Its size is bounded by what is open.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from subnet.audit.draw import Draw
+from subnet.audit.ledger import WorkLedger
+from subnet.words import Member, Want
+from validator.decision import AuditResult
+
+MAX_QUEUED = 1024
+ClockKey = tuple[str, int, object]
+"""("audit" or "case", its number, what is waited for)."""
+
+
+@dataclass(frozen=True)
+class AuditRequest:
+    """Another validator wants evidence of these hotkeys' partials of (step, stage) put into the store."""
+
+    by: str
+    window: int
+    step: int
+    stage: int
+    hotkeys: tuple[str, ...]
+
+
+class AuditWatch:
+    """Filled by the shell, read by :mod:`validator.decide_audits`."""
+
+    def __init__(self) -> None:
+        self.block: int | None = None
+        """The newest known block."""
+        self.block_hashes: dict[int, str] = {}
+        """Of the blocks that closed windows wait for."""
+        self.results: dict[int, AuditResult] = {}
+        """By audit: what came of ``RunAudit``."""
+        self.not_held: set[tuple[int, Want]] = set()
+        """(audit, want): somebody said that it doesn't hold it any more."""
+        self.not_held_by: set[tuple[int, Want, str]] = set()
+        """And who, by hotkey."""
+        self.requests: deque[AuditRequest] = deque(maxlen=MAX_QUEUED)
+        """Of other validators."""
+        self.words: deque[tuple[int, str, str]] = deque(maxlen=MAX_QUEUED)
+        """(case, hotkey of another validator, digest that its run of the bundle gave)."""
+        self.appeals: deque[int] = deque(maxlen=MAX_QUEUED)
+        """Closed cases that are to be run again."""
+        self.ledger = WorkLedger()
+        self.registered: dict[str, int] = {}
+        """By hotkey: the block it was registered at."""
+        self.claimed: dict[int, str] = {}
+        """By case: the digest that its bundle would give if what the accused claims were true."""
+        self._missed: dict[int, tuple[int, int]] = {}
+        self.began: dict[int, tuple[int, int]] = {}
+        """By audit: freeze and manifest version that it was run for."""
+        self.pairs: dict[str, set[str]] = {}
+        """By hotkey: those with whom it disagrees about what was sent."""
+        self._doubts: dict[tuple[int, int, int, bool], list[tuple[str, str]]] = {}
+        self._mismatches: dict[Member, tuple[int, int]] = {}
+        self.draws: dict[tuple[int, int], tuple[Draw, ...]] = {}
+        """By branch and window: what this validator redoes of it."""
+        self.nothing_due: set[tuple[int, str]] = set()
+        """(branch, hotkey) of the convicted who left nothing sealed that could be undone."""
+        self._since: dict[ClockKey, float] = {}
+
+    # --- clocks: unlike the other clocks of a watch they don't end with a step
+
+    def age(self, key: ClockKey, work_s: float) -> float:
+        """Seconds of the store's working time since the key was first asked about."""
+        return max(0.0, work_s - self._since.setdefault(key, work_s))
+
+    def restart(self, key: ClockKey, work_s: float) -> None:
+        self._since[key] = work_s
+
+    def is_timed(self, key: ClockKey) -> bool:
+        return key in self._since
+
+    def forget(self, *keys: ClockKey) -> None:
+        for key in keys:
+            self._since.pop(key, None)
+
+    # --- what is over
+
+    def keep(self, audits: Collection[int], cases: Collection[int]) -> None:
+        """Forgets what belongs to audits and cases that aren't open any more."""
+        for known in (self.results, self.began, self._missed):
+            for audit in [audit for audit in known if audit not in audits]:
+                del known[audit]
+        if len(self._mismatches) > MAX_QUEUED:
+            self._mismatches.clear()
+        for key in [key for key in self._since if key[1] not in (audits if key[0] == "audit" else cases)]:
+            del self._since[key]
+        if self.not_held:
+            self.not_held = {entry for entry in self.not_held if entry[0] in audits}
+            self.not_held_by = {entry for entry in self.not_held_by if entry[0] in audits}
+
+    def missed(self, audit: int, missing: Collection[Want]) -> int:
+        """How often in a row so much of it was missing, this time included."""
+        before, times = self._missed.get(audit, (0, 0))
+        times = times + 1 if len(missing) == before else 1
+        self._missed[audit] = (len(missing), times)
+        return times
+
+    def mismatched(self, member: Member, step: int) -> int:
+        """Counts a sum of this step that the member wants void because of its inputs; how many there were before."""
+        seen, count = self._mismatches.get(member, (step, 0))
+        count = count if seen == step else 0
+        self._mismatches[member] = (step, count + 1)
+        return count
+
+    def doubted(self, key: tuple[int, int, int, bool], pair: tuple[str, str]) -> list[tuple[str, str]]:
+        """Notes that a boundary's maker and whoever reports it missing don't agree; those of the same key before."""
+        if len(self._doubts) > MAX_QUEUED:
+            self._doubts.clear()
+        seen = self._doubts.setdefault(key, [])
+        seen.append(pair)
+        return seen[:-1]
+
+    def disagree(self, one: str, other: str) -> None:
+        """One of the two lies about a boundary; who doesn't show in a single case."""
+        self.pairs.setdefault(one, set()).add(other)
+        self.pairs.setdefault(other, set()).add(one)

@@ -1,0 +1,110 @@
+"""Claims that concern audits, and why a hotkey that stands accused isn't let in; the same rules as :mod:`validator.intake`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from subnet.errors import Refusal
+from subnet.protocol import messages as msg
+from subnet.run import events as ev
+from subnet.run import state as st
+from subnet.run.state import Item, RunState
+from subnet.words import Member
+from validator.policy import Policy
+from validator.watch import Watch
+
+MIN_MISMATCHES = 4
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """Why a claim made no event."""
+
+    reason: str
+
+
+Admitted = list[ev.AnyEvent] | Ignored
+
+
+def lacks_forward(state: RunState, claim: msg.ForwardReceipt, *, evaluation: bool) -> str:
+    """What is wrong with a forward's receipt, or "". What an evaluation comes from has to be what is receipted: no void
+    opens it again, and nobody redoes it.
+    """
+    if not st.config(state).audit.on:
+        return ""
+    if claim.stage < st.num_stages(state) - 1 and not claim.output:
+        return "the receipt names no output"
+    if not evaluation or claim.stage == 0:
+        return ""
+    before = st.item(state, claim.step, claim.microbatch, claim.stage - 1)
+    said = before.forward_hash if before is not None else ""
+    return "" if said and claim.input == said else "its input isn't what is receipted"
+
+
+def lacks_output(state: RunState, item: Item, claim: msg.BackwardReceipt) -> str:
+    """With audits every output is named by its hash, so that it can be redone and compared; what is wrong, or ""."""
+    if not st.config(state).audit.on:
+        return ""
+    last = claim.stage == st.num_stages(state) - 1
+    if not last and not item.forward_hash and not claim.forward:
+        return "the receipt doesn't name the forward's output"
+    return "the receipt names no output" if claim.stage > 0 and not claim.output else ""
+
+
+def mismatch(state: RunState, member: Member, claim: msg.MismatchClaim, watch: Watch) -> Admitted:
+    """The member's sum has an item that was computed from something else than the fold names: it is void."""
+    work, stage = st.work_at(state, claim.step), state.members[member].stage
+    own = st.item(state, claim.step, claim.microbatch, claim.stage)
+    maker_stage = claim.stage + 1 if claim.backward else claim.stage - 1
+    made = st.item(state, claim.step, claim.microbatch, maker_stage)
+    if work is None or own is None or made is None or claim.stage != stage or claim.microbatch >= work.num_training:
+        return Ignored("no such item of my stage in an open step")
+    if own.member != member or own.status == st.OPEN:
+        return Ignored("not its item")
+    if st.is_sealed(state, stage, work):
+        return Ignored("its stage is sealed")
+    said = made.backward_hash if claim.backward else made.forward_hash
+    if not said or not claim.used or said == claim.used:
+        return Ignored("no mismatch with what is receipted")
+    maker, replayed = made.member, (maker_stage, claim.microbatch, claim.backward) in work.replays
+    alone = maker is not None and made.generation == 1 and not replayed and maker.hotkey != member.hotkey
+    if alone and maker is not None and st.config(state).audit.on:
+        watch.audits.disagree(member.hotkey, maker.hotkey)  # nobody else can have sent it anything
+    if watch.audits.mismatched(member, claim.step) > max(MIN_MISMATCHES, work.num_training):
+        return [ev.Gone(member, "silent")]  # nobody is lied to so often: it holds the step up
+    return [ev.Voided(claim.step, stage, member, "inputs")]
+
+
+def not_held(state: RunState, member: Member, claim: msg.NotHeldClaim, watch: Watch) -> Admitted:
+    """Noted as long as the audit is open."""
+    opened = state.audits.open.get(claim.audit)
+    if opened is None:
+        return Ignored("the audit isn't open")
+    for want in set(claim.wants) & set(opened.wants):
+        watch.audits.not_held.add((claim.audit, want))
+        watch.audits.not_held_by.add((claim.audit, want, member.hotkey))
+    return Ignored("noted")
+
+
+def witness(state: RunState, member: Member, claim: msg.WitnessClaim) -> Admitted:
+    """Of an open case, from who was asked, once."""
+    case = state.audits.cases.get(claim.case)
+    if case is None or not case.is_open:
+        return Ignored("no such open case")
+    if member not in case.asked:
+        return Ignored("wasn't asked")
+    if member.hotkey in case.said:
+        return Ignored("known")
+    return [ev.WitnessSaid(claim.case, member.hotkey, claim.digest)]
+
+
+def quarantine(state: RunState, hotkey: str, policy: Policy) -> Refusal:
+    number = state.audits.quarantined[hotkey]
+    case = state.audits.cases[number]
+    what = "evidence wasn't opened" if case.charge == "unopened" else "its work, done again, gave something else"
+    return Refusal(
+        "quarantined",
+        f"case {number} is open: {what} (step {case.step}, stage {case.stage})",
+        policy.audit.quarantine_retry_s,
+        hint="wait: a third party is asked, then the case is closed; its bundle can be replayed with `iota audit replay`",
+    )

@@ -1,0 +1,123 @@
+"""The audits of an active run: runner and worker, the chain's blocks, the windows that others may ask about, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from subnet.audit.build import claimed_digest
+from subnet.audit.process import AuditProcess
+from subnet.errors import IotaError
+from subnet.logs import ReasonLog
+from subnet.protocol.audit_api import AuditCosts
+from subnet.run.audits import CaseState
+from subnet.run.config import RunConfig
+from subnet.run.events import Record, Rewound, WindowClosed
+from subnet.run.state import RunState
+from subnet.store.base import OwnerStore
+from subnet.timing import TIMEOUTS, Clock, Deadline
+from validator.audit_blocks import Blocks, follow_blocks
+from validator.audit_cases import CaseShelf
+from validator.audit_runner import AuditRunner
+from validator.coordinator import Coordinator
+from validator.journal_store import JournalStore
+from validator.settings import ValidatorSettings
+
+CASES_EVERY_S = 0.5
+KEPT_WINDOWS = 64
+"""Closed windows that other validators may still ask about."""
+
+
+class SessionAudits:
+    """Made before the coordinator (which feeds :meth:`note` as it replays), attached to it afterwards."""
+
+    def __init__(
+        self,
+        run_id: str,
+        config: RunConfig,
+        store: OwnerStore,
+        journal: JournalStore,
+        directory: Path,
+        settings: ValidatorSettings,
+    ) -> None:
+        self.on = config.audit.on
+        self.shelf = CaseShelf(store, run_id)
+        self.windows: dict[int, WindowClosed] = {}
+        self._coordinator: Coordinator | None = None
+        self.runner = AuditRunner(
+            run_id,
+            store,
+            directory,
+            AuditProcess(settings.audit_memory_bytes),
+            journal.receipts_between,
+            disk_bytes=settings.audit_disk_bytes,
+            shelf=self.shelf,
+        )
+
+    def attach(self, coordinator: Coordinator, clock: Clock) -> None:
+        self._coordinator = coordinator
+        self.runner.bind(coordinator.watch, clock, coordinator.policy.audit.evidence_s)
+
+    def note(self, record: Record) -> None:
+        event = record.event
+        if isinstance(event, WindowClosed):
+            self.windows[event.window] = event
+            while len(self.windows) > KEPT_WINDOWS:
+                del self.windows[next(iter(self.windows))]
+        elif isinstance(event, Rewound):
+            self.windows = {number: window for number, window in self.windows.items() if window.last_step < event.step}
+
+    async def follow_chain(self, chain: Blocks) -> None:
+        """Forever: the blocks that draws need."""
+        coordinator = self._coordinator
+        assert coordinator is not None
+        await follow_blocks(chain, coordinator.watch.audits, lambda: wanted_blocks(coordinator.state), coordinator.wake)
+
+    async def follow_cases(self) -> None:
+        """Forever: what the bundle of each open case would give if its accused were right, which a restart has forgotten."""
+        coordinator = self._coordinator
+        assert coordinator is not None
+        reasons = ReasonLog()
+        while True:
+            for number, case in list(coordinator.state.audits.cases.items()):
+                known = coordinator.watch.audits.claimed
+                if case.outcome or not case.bundle or number in known:
+                    continue
+                try:
+                    known[number] = await self._claimed(case)
+                    coordinator.wake()
+                except IotaError as error:
+                    reasons.note(f"claims of case {number}", error.code, str(error))
+            await asyncio.sleep(CASES_EVERY_S)
+
+    async def _claimed(self, case: CaseState) -> str:
+        if case.charge != "partial":
+            return ""  # what an owner claims isn't a digest of work
+        kept = await self.shelf.case(case.bundle, Deadline.after(TIMEOUTS.store_request_s))
+        return claimed_digest(kept, case.member) or ""
+
+    def costs(self, state: RunState, receipted_s: float) -> AuditCosts | None:
+        if not self.on:
+            return None
+        counts, cases = self.runner.counts, state.audits.cases.values()
+        return AuditCosts(
+            done=counts.done,
+            repeated=counts.repeated,
+            troubled=counts.troubled,
+            compute_s=counts.compute_s,
+            state_s=counts.state_s,
+            receipted_s=receipted_s,
+            read_bytes=counts.read_bytes,
+            evidence_bytes=counts.evidence_bytes,
+            open=len(state.audits.open),
+            cases=len(cases),
+            convicted=sum(case.outcome == "convicted" for case in cases),
+        )
+
+    async def close(self) -> None:
+        await self.runner.close()
+
+
+def wanted_blocks(state: RunState) -> set[int]:
+    """Blocks whose hashes draw the audits of windows that aren't audited yet."""
+    return {window.block for window in state.audits.windows.values()}
