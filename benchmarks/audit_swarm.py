@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from subnet.protocol.score_api import ScoreList
 
 from benchmarks.audit_facts import facts_of, surviving_lies
 from benchmarks.cheats import chosen_liars, lies_told
@@ -36,6 +35,7 @@ from subnet.run.config import (
     ScheduleSection,
     SnapshotSection,
 )
+from subnet.score.api import ScoreList
 from subnet.timing import Deadline
 
 DEFAULT_RATE = 0.02

@@ -177,10 +177,14 @@ class Liar:
         self._note(step, microbatch, stage)
         return True
 
-    def lies_of_step(self, step: int) -> bool:
-        """Of the stage that is held, about a whole step."""
-        stage = None if self.context is None else self.context.stage
-        return stage is not None and self.lies(step, NO_ITEM, stage.stage)
+    def lies_of_step(self, step: int, *, group: int | None = None, stage: int | None = None) -> bool:
+        """Of the stage that is held, about a whole step. ``group``, ``stage``: whose sum or state it is; no lie if another's."""
+        held = None if self.context is None else self.context.stage
+        if self.context is None or held is None or stage not in (None, held.stage):
+            return False
+        if group not in (None, self.context.plan.layout.group_of_stage[held.stage]):
+            return False
+        return self.lies(step, NO_ITEM, held.stage)
 
     def accomplices(self) -> frozenset[str]:
         """Hotkeys that share the secret, once all slots are taken."""

@@ -33,7 +33,7 @@ def _at_commit(liar: Liar, patches: Patches, change: Callable[[StagePartial], No
 
     def init(original: Method) -> Method:
         def changed(self: SliceEncoder, merge: StageMerge, partial: StagePartial) -> None:
-            if not any(partial is one for one in done) and liar.lies_of_step(partial.key.step):
+            if not any(partial is one for one in done) and liar.lies_of_step(partial.key.step, group=merge.group):
                 change(partial)
                 done[:] = [*done[-3:], partial]
             original(self, merge, partial)
@@ -64,7 +64,7 @@ def lying_fingerprint(liar: Liar, patches: Patches) -> None:
     def make(original: Method) -> Method:
         def changed(self: StageMerge, partial: StagePartial, seed: bytes, *, total_items: int) -> Any:
             found = original(self, partial, seed, total_items=total_items)
-            if self.calibration or not liar.lies_of_step(self.step):
+            if self.calibration or not liar.lies_of_step(self.step, group=self.group):
                 return found
             first = min(found)
             return {**found, first: ((found[first][0] + 1) % PRIME, *found[first][1:])}
@@ -88,7 +88,7 @@ def _of_owner(liar: Liar, patches: Patches, change: Callable[[StageMerge, int, A
 
     def make(original: Method) -> Method:
         def changed(self: StageMerge, index: int, slices: Sequence[tuple[Any, int]], *, total_items: int) -> Any:
-            if slices and liar.lies_of_step(self.step):
+            if slices and liar.lies_of_step(self.step, group=self.group):
                 (data, num_items), *others = slices
                 slices = [(change(self, index, data, num_items), num_items), *others]
             return original(self, index, slices, total_items=total_items)
@@ -195,7 +195,7 @@ def wrong_update(liar: Liar, patches: Patches) -> None:
     def make(original: Method) -> Method:
         def changed(self: StageState, step: int, merged: Any, **named: Any) -> None:
             original(self, step, merged, **named)
-            if step != CALIBRATION_STEP and liar.lies_of_step(step):
+            if step != CALIBRATION_STEP and liar.lies_of_step(step, stage=self.stage):
                 next(iter(self._buffers.values())).arrays["weight"].mul_(1.001)
                 self._leaves = None
                 self.module.refresh()
