@@ -295,7 +295,7 @@ def _read_file(path: Path, limit_bytes: int, what: str) -> bytearray:
         ) from None
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise InputError(f"{path} is no ordinary file")
@@ -303,8 +303,11 @@ def _read_file(path: Path, limit_bytes: int, what: str) -> bytearray:
             raise TooLarge(f"{what}: {found.st_size} bytes, more than {limit_bytes}")
         data = bytearray(found.st_size)
         view, at = memoryview(data), 0
-        while at < len(data) and (got := file.readinto(view[at:])):
-            at += got
+        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+            while at < len(data) and (got := file.readinto(view[at:])):
+                at += got
+    finally:
+        os.close(descriptor)
     if at != len(data):
         raise InputError(f"{path} became shorter while it was read")
     return data
