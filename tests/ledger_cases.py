@@ -12,7 +12,7 @@ from subnet.audit.ledger import WorkLedger
 from subnet.run import events as ev
 from subnet.run.apply import apply
 from subnet.run.config import AuditSection
-from subnet.run.state import RunState, new_state
+from subnet.run.state import RunState, config, new_state
 from subnet.words import Member
 
 ON = AuditSection(rate=0.1, before_seal="probation", window_steps=2, open_windows=1, horizon_steps=2)
@@ -39,10 +39,17 @@ def folded(
     for event in events_of(seed, audit):
         ledger.note(state, event)
         before(state, event)
-        apply(state, event)
-        if isinstance(event, ev.Joined):
-            state.audits.clean[event.member.hotkey] = 10**6
+        apply_audited(state, event)
     return state
+
+
+def apply_audited(state: RunState, event: ev.AnyEvent) -> None:
+    """As if all that must be redone before an event had been: these journals are of runs without audits."""
+    if isinstance(event, ev.RunFinished):
+        state.audits.audited_to = config(state).run.steps
+    apply(state, event)
+    if isinstance(event, ev.Joined):
+        state.audits.clean[event.member.hotkey] = 10**6
 
 
 class Receipts:

@@ -7,7 +7,7 @@ import functools
 import msgspec
 import pytest
 from journal_cases import SEEDS
-from ledger_cases import Receipts, folded, with_audits
+from ledger_cases import Receipts, apply_audited, folded, with_audits
 from schedule_sim import Sim
 
 from subnet.audit import build
@@ -15,7 +15,6 @@ from subnet.audit.case import Case, Findings, RedoneItem, RedonePartial, digest
 from subnet.audit.ledger import WorkLedger
 from subnet.errors import NotFound
 from subnet.run import events as ev
-from subnet.run.apply import apply
 from subnet.run.config import AuditSection
 from subnet.run.state import RunState, StoredSnapshot, group_of, new_state, num_stages, partitions_of
 from subnet.words import Member, Want
@@ -175,9 +174,7 @@ def test_a_case_of_a_delayed_step_starts_one_update_earlier():
     for event in delayed_events():
         event = with_audits(event, KEEP) if isinstance(event, ev.RunPlanned) else event
         ledger.note(state, event)
-        apply(state, event)
-        if isinstance(event, ev.Joined):
-            state.audits.clean[event.member.hotkey] = 10**6
+        apply_audited(state, event)
     seen: set[int] = set()
     for step in range(-1, state.next_step):
         if ledger.sealed(step, 0):

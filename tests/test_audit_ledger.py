@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_cases import SEEDS
-from ledger_cases import ON, Receipts, events_of, folded
+from ledger_cases import ON, Receipts, apply_audited, events_of, folded
 
 from subnet.audit.ledger import FAILED, PASSED, UNDECIDED, UNOPENED, WorkLedger
 from subnet.run import events as ev
-from subnet.run.apply import apply
 from subnet.run.config import AuditSection
 from subnet.run.state import RunState, new_state, num_stages, partitions_of
 from subnet.words import Member
@@ -88,9 +87,7 @@ def test_a_loaded_ledger_goes_on_like_one_that_saw_everything(seed: int, data: s
             loaded.load(dump)
         whole.note(state, event)
         loaded.note(state, event)
-        apply(state, event)
-        if isinstance(event, ev.Joined):
-            state.audits.clean[event.member.hotkey] = 10**6
+        apply_audited(state, event)
     assert loaded.dump() == whole.dump()
 
 
