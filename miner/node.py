@@ -16,7 +16,7 @@ from typing import Any
 from loguru import logger
 
 from miner.blobs import Blobs
-from miner.boundaries import BoundaryCache
+from miner.boundaries import boundaries_of_run
 from miner.caps import Caps, line
 from miner.compute import ComputeThread
 from miner.context import RunContext
@@ -172,10 +172,13 @@ class MinerNode:
             BlobCache, directory / "cache", settings.cache_disk_bytes, reserve_bytes=settings.disk_reserve_bytes
         )
         manifest = decode_manifest(bytes(await blobs.get_patiently((planned.data, 0))))
-        boundaries = BoundaryCache(
+        boundaries = await asyncio.to_thread(
+            boundaries_of_run,
             directory / "boundaries",
+            planned.run_id,
             memory_bytes=settings.boundary_memory_bytes,
             disk_bytes=settings.boundary_disk_bytes,
+            durable=plan.config.audit.on,
         )
         return RunContext(
             settings=settings,

@@ -84,6 +84,8 @@ class RunMember:
         self._store_links, self._evidence = StoreLinks(context), EvidenceWork(context)
         self._witness = WitnessWork(context)
         self._branch = branch(context.run_state)
+        if self._branch:  # what the last process kept of earlier branches: how much of it counts can't be told
+            context.cache.rewind(CALIBRATION_STEP, self._branch)
         self._reporter = Reporter(context, client)
         self._reasons = ReasonLog()
         self._wake = asyncio.Event()
@@ -133,6 +135,7 @@ class RunMember:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=TIMEOUTS.shutdown_grace_s)
+        await self._context.cache.spill(self._context.run_state.next_step)
         await self._store_links.close()
         await self._evidence.close()
         await self._states.close()
@@ -146,7 +149,7 @@ class RunMember:
         for event in seen:
             logger.warning("case {}: the run is rewound to step {}, branch {}", event.case, event.step, event.branch)
         self._branch = now
-        context.cache.drop_from(step)
+        context.cache.rewind(step, now)
         context.local.rewind(step)
         self._states.rewind()
         self.links.rewind()
