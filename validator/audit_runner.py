@@ -8,7 +8,7 @@ any more is given up after ``MAX_TRIES``. Nothing here blocks the event loop, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +79,10 @@ class Receipts(Protocol):
     def __call__(self, hotkey: str, first_step: int, end_step: int, /) -> list[bytes]: ...
 
 
+Keep = Callable[[Case, Findings, Bundle], Awaitable[None]]
+"""Told of a replay while its bundle's files are there."""
+
+
 @dataclass
 class AuditCounts:
     """What audits have cost so far, in this process."""
@@ -132,11 +136,20 @@ class AuditRunner:
         return await self.redo(audit, opened, state, wanted=lambda: audit in state.audits.open)
 
     async def redo(
-        self, audit: int, opened: OpenAudit, state: RunState, *, wanted: Callable[[], bool] = lambda: True
+        self,
+        audit: int,
+        opened: OpenAudit,
+        state: RunState,
+        *,
+        wanted: Callable[[], bool] = lambda: True,
+        case: Case | None = None,
     ) -> AuditResult | None:
-        """The same of an audit that need not be in the fold; once it isn't ``wanted`` any more, nothing comes of it."""
+        """The same of an audit that need not be in the fold; once it isn't ``wanted`` any more, nothing comes of it.
+
+        ``case``: as it was made before, where the ledger may have forgotten it by now.
+        """
         try:
-            result = await self._redo(audit, opened, state, wanted)
+            result = await self._redo(audit, opened, state, wanted, case)
         except OSError as error:
             self.counts.troubled += 1
             raise WorkerTrouble(f"the disk of audits: {error}") from error
@@ -154,9 +167,9 @@ class AuditRunner:
         return result
 
     async def _redo(
-        self, audit: int, opened: OpenAudit, state: RunState, wanted: Callable[[], bool]
+        self, audit: int, opened: OpenAudit, state: RunState, wanted: Callable[[], bool], case: Case | None
     ) -> AuditResult | None:
-        case = self._case(opened, state)
+        case = case or self._case(opened, state)
         if case is None:
             return None
         arrived = await self._wait(audit, build.wants_of(case))
@@ -273,11 +286,14 @@ class AuditRunner:
 
     # --- cases -----------------------------------------------------------------------------------------------------
 
-    async def replay_case(self, bundle: str) -> tuple[Case, Findings]:
-        """A kept case once more, in a fresh process: for an appeal, or by a third party."""
+    async def replay_case(self, bundle: str, keep: Keep | None = None) -> tuple[Case, Findings]:
+        """A kept case once more, in a fresh process: for an appeal, or by a third party, which may ``keep`` the files."""
         case = await self._shelf.case(bundle, Deadline.after(TIMEOUTS.store_request_s))
         async with self._bundle(case) as files:
-            return case, await self._replay(files, LAST, fresh=True)
+            findings = await self._replay(files, LAST, fresh=True)
+            if keep is not None:
+                await keep(case, findings, files)
+            return case, findings
 
     async def appeal(self, number: int, state: RunState) -> Callable[[RunState], Iterable[AnyEvent]]:
         """Run a closed case's bundle again; what to journal, asked with the state as it is then."""
