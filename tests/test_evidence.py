@@ -8,14 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from join_cases import Miner, trained_run
 from test_mismatch import A, B, C, D, at_work
 from test_store_mode import Store
 
 from miner import owed as owing
-from miner.boundaries import BoundaryCache
+from miner import run_member
+from miner.boundaries import BoundaryCache, boundaries_of_run
 from miner.local_view import BoundaryKey, LocalView
 from miner.member_evidence import LANES, MOST, EvidenceWork
+from miner.member_links import Links
 from miner.owes import Compute, Owe, Report, RunWitness, StoreEvidence, urgency
+from miner.run_member import RunMember
 from subnet.errors import InputError, NotFound, Unreachable
 from subnet.protocol import messages as msg
 from subnet.protocol.claims import LIMIT_WANTS, check_claims
@@ -185,7 +189,7 @@ class Holder:
     """What :class:`EvidenceWork` uses of a member's context."""
 
     def __init__(self, directory: Path) -> None:
-        self.cache = BoundaryCache(directory, memory_bytes=0, disk_bytes=1 << 20)
+        self.cache = BoundaryCache(directory, memory_bytes=0, disk_bytes=1 << 20, durable=True)
         self.blobs, self.local, self.run_state = Store(), LocalView(), audited()
 
     def wake(self) -> None: ...
@@ -257,3 +261,86 @@ async def test_a_copy_waits_for_the_maker(holder: tuple[Holder, EvidenceWork], m
     made.run_state.audits.open.clear()
     await work.store(StoreEvidence(7, owe.key, owe.hash, own=False, before_seal=True))
     assert len(made.blobs.requests) == requests, "the audit is over meanwhile"
+
+
+# --- in the pump, over outages and restarts ----------------------------------------------------------------------
+
+
+class Pump:
+    """A miner that isn't a member (a restarted one, or one in quarantine), as its pump drives it."""
+
+    def __init__(self, directory: Path, state: RunState) -> None:
+        self.miner = Miner(trained_run(), directory, C)
+        context = self.miner.context
+        context.cache = boundaries_of_run(
+            directory / "evidence", "run", memory_bytes=1 << 20, disk_bytes=1 << 20, durable=True
+        )
+        context.local.kept, context.member = context.cache.kept, None
+        context.directives = SimpleNamespace(state=state)  # type: ignore[assignment]
+        context.blobs = self.store = Store()  # type: ignore[assignment]
+        context.tokens = SimpleNamespace(close=self._closed)  # type: ignore[assignment]
+        self.member = RunMember(context, SimpleNamespace(), SimpleNamespace(), (), Links(context))  # type: ignore[arg-type]
+
+    async def turn(self) -> None:
+        """What is owed is started, and ends, done or not."""
+        self.member._open_evidence()
+        if self.member._tasks:
+            await asyncio.wait(set(self.member._tasks))
+
+    async def _closed(self) -> None: ...
+
+    async def close(self, *, killed: bool = False) -> None:
+        if not killed:
+            await self.member.close()
+        await self.miner.close()
+
+
+def made_by_c() -> tuple[RunState, dict[BoundaryKey, bytes]]:
+    """An audit of a step that is over wants what C made of three microbatches."""
+    data = {BoundaryKey(STEP, m, 2, True): bytes([m]) * 100 for m in range(3)}
+    state = audited(*(Want(2, made.microbatch, True, str(blob_hash(blob))) for made, blob in data.items()))
+    state.next_step = STEP + 1
+    return state, data
+
+
+async def test_an_outage_of_the_store_is_outlasted_and_each_boundary_moves_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_member, "RETRY_MAX_S", 0.001)
+    state, data = made_by_c()
+    pump = Pump(tmp_path, state)
+    for made, blob in data.items():
+        pump.miner.context.cache.put(made, blob, str(blob_hash(blob)), own=True)
+    pump.store.down = True
+    for _ in range(4):
+        await pump.turn()
+        assert not pump.miner.context.local.opened
+        await asyncio.sleep(0.002)
+    assert pump.store.requests
+    pump.store.down = False
+    await pump.turn()
+    assert sorted(pump.store.there.values()) == sorted(data.values())
+    requests = len(pump.store.requests)
+    await pump.turn()
+    assert len(pump.store.requests) == requests, "once is enough"
+    await pump.close()
+
+
+async def test_a_restarted_miner_opens_what_the_last_process_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miner.member_evidence.RECEIVED_WAIT_S", 0.0)
+    state, data = made_by_c()
+    killed = Pump(tmp_path / "killed", state)
+    stopped = Pump(tmp_path / "stopped", state)
+    for pump in (killed, stopped):
+        for made, blob in data.items():
+            pump.miner.context.cache.put(made, blob, str(blob_hash(blob)), own=True)
+    await killed.miner.context.cache.spill(state.next_step)  # as it does each second
+    for pump in (killed, stopped):
+        await pump.close(killed=pump is killed)
+        assert not pump.store.there
+        again = Pump(pump.miner.context.settings.directory, state)
+        await again.turn()
+        assert sorted(again.store.there.values()) == sorted(data.values())
+        await again.close()
