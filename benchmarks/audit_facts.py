@@ -17,7 +17,8 @@ from benchmarks.cheats import Lie
 from benchmarks.run_log import run_records
 from subnet.run import events as ev
 
-CONVICTED = ("convicted", "fault")
+CAUGHT, CONVICTED = ("convicted", "fault"), ("convicted",)
+"""Outcomes of a case that take the pay; a fault's sealed lies aren't undone."""
 LYING = ("liar", "accused")
 """Why an accused member is gone."""
 WARM_STEPS = 2
@@ -140,10 +141,12 @@ def accused(facts: dict[str, Any]) -> set[str]:
     return {case["hotkey"] for case in facts["cases"]} | gone
 
 
-def convictions(facts: dict[str, Any], whys: tuple[str, ...] = LYING) -> dict[str, dict[str, Any]]:
-    """By hotkey: the step that was open, and the time, when it was first convicted (or gone for one of ``whys``)."""
+def convictions(
+    facts: dict[str, Any], whys: tuple[str, ...] = LYING, outcomes: tuple[str, ...] = CAUGHT
+) -> dict[str, dict[str, Any]]:
+    """By hotkey: the step that was open, and the time, when first a case ended so, or it was gone for one of ``whys``."""
     found: dict[str, dict[str, Any]] = {}
-    closed = [(case["hotkey"], case["closed"]) for case in facts["cases"] if case["outcome"] in CONVICTED]
+    closed = [(case["hotkey"], case["closed"]) for case in facts["cases"] if case["outcome"] in outcomes]
     gone = [(gone["hotkey"], gone) for gone in facts["gone"] if gone["why"] in whys]
     for hotkey, at in sorted([*closed, *gone], key=lambda entry: entry[1]["time_ns"]):
         found.setdefault(hotkey, {"step": at["step"], "time_ns": at["time_ns"]})
@@ -157,6 +160,8 @@ def surviving_lies(store: Path, lies: dict[str, list[Lie]]) -> list[list[Any]]:
     told: dict[tuple[str, int, int], list[Lie]] = defaultdict(list)
     for hotkey, some in lies.items():
         for lie in some:
+            if not lie.in_work:
+                continue
             told[hotkey, lie.step, lie.stage].append(lie)
     since: list[tuple[int, int]] = []
     found: dict[int, list[list[Any]]] = defaultdict(list)

@@ -1,6 +1,6 @@
 """Small swarms with audits for benchmarks: their config, a run to its end, and what came of it as a plain table.
 
-A run that stalls or is never finished is a result as well (``finished`` False, with the reason), not an error.
+A run that stalls or isn't finished in time is a result as well (``finished`` False, with the reason); one that never began isn't.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ import msgspec
 from benchmarks.audit_facts import facts_of, surviving_lies
 from benchmarks.cheats import chosen_liars, lies_told
 from benchmarks.determinism import prepared, reference_of, trained_root
+from benchmarks.run_log import has_run
 from benchmarks.swarms import run_swarm
 from iota.entries import Before
+from iota.prepare import PreparedData
 from iota.swarm import LocalSwarm, SwarmOptions
 from subnet.errors import IotaError
 from subnet.net.client import SignedClient
@@ -39,7 +42,7 @@ from subnet.score.api import ScoreList
 from subnet.timing import Deadline
 
 DEFAULT_RATE = 0.02
-SCORES_S = 10.0
+SCORES_S, POLL_S = 10.0, 0.25
 
 
 def default_audits(**more: Any) -> AuditSection:
@@ -48,6 +51,12 @@ def default_audits(**more: Any) -> AuditSection:
     if not found.on:
         found = AuditSection(rate=DEFAULT_RATE, before_seal="probation")
     return msgspec.structs.replace(found, **more)
+
+
+@cache
+def book() -> tuple[PreparedData, Path]:
+    """The prepared book, made once in this process."""
+    return prepared()
 
 
 def audited_config(
@@ -61,7 +70,7 @@ def audited_config(
     seed: int = 7,
 ) -> RunConfig:
     """A tiny untied model in fp32 on the prepared book."""
-    _, data = prepared()
+    _, data = book()
     model = {
         "model_type": "llama",
         "vocab_size": 512,
@@ -85,10 +94,16 @@ def audited_config(
     )
 
 
+def reference_end(config: RunConfig) -> dict[str, Any]:
+    """Root and hold-out loss of the run in one process: what every fleet has to arrive at."""
+    data, directory = book()
+    reference = reference_of(config, data, directory)
+    root = trained_root(reference, config.run.steps)
+    return {"root": root, "holdout": reference.holdout_loss()}
+
+
 def reference_root(config: RunConfig) -> str:
-    """The root of the run in one process: what every fleet has to arrive at."""
-    data, directory = prepared()
-    return trained_root(reference_of(config, data, directory), config.run.steps)
+    return reference_end(config)["root"]
 
 
 @dataclass
@@ -129,9 +144,12 @@ def run_audited(directory: Path, plan: Plan) -> dict[str, Any]:
             limit_s=plan.limit_s,
             on_status=on_status,
             swarm_class=plan.swarm_class,
+            poll_s=POLL_S,
         )
         root = result.root
     except (IotaError, RuntimeError) as error:
+        if not has_run(directory / "store"):
+            raise  # the swarm never came to it: that says nothing of audits
         finished, why = False, str(error)
     lies = lies_told(plan.notes) if plan.notes is not None else {}
     facts = facts_of(directory / "store")

@@ -42,6 +42,8 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """0: this process is a liar; else the first so many that suit."""
     honest_while: str = ""
     """``probation``, or ``watched`` (in probation, or an open audit names it)."""
+    covers: bool = False
+    """As a third party it says what the accused claims, whoever that is."""
 
 
 class Cheat(msgspec.Struct, frozen=True):
@@ -55,6 +57,11 @@ class Cheat(msgspec.Struct, frozen=True):
     """Liars that it takes; 0: all replicas of a stage."""
     caught_by: str = "audit"
     """``audit``, ``check`` (the merge's own checks and its trace), ``root``, ``refusal`` (nothing of it is taken), ``evidence``."""
+
+    @property
+    def in_work(self) -> bool:
+        """Whether the lie is part of what is sealed unless it is found: of the others nothing can survive."""
+        return self.caught_by == "audit"
 
 
 _WORK, _MERGE, _LINKS = "benchmarks.cheats_work", "benchmarks.cheats_merge", "benchmarks.cheats_links"
@@ -83,12 +90,21 @@ CHEATS: dict[str, Cheat] = {
     "wrong_root": Cheat("reports another state root than its state has", f"{_MERGE}:wrong_root", caught_by="root"),
     "wrong_update": Cheat("all replicas of a stage update wrongly, and alike", f"{_MERGE}:wrong_update", slots=0),
     "refused_opening": Cheat("shows the auditor nothing", f"{_LINKS}:refused_opening", caught_by="evidence"),
-    "equivocating_sender": Cheat("sends other bytes than it receipts", f"{_LINKS}:equivocating_sender"),
+    "equivocating_sender": Cheat(
+        "sends other bytes than it receipts", f"{_LINKS}:equivocating_sender", caught_by="check"
+    ),
     "flooding_peer": Cheat(
         "works honestly, and floods validator and miners", f"{_LINKS}:flooding_peer", caught_by="refusal"
     ),
+    "colluding_witness": Cheat(
+        "two that scale their gradients, and clear each other when asked as third party",
+        f"{_LINKS}:colluding_witness",
+        slots=2,
+    ),
     "watched_honesty": Cheat("scales gradients unless in probation or watched", f"{_WORK}:scaled_gradient"),
 }
+
+COVER = f"{_LINKS}:cover"
 
 
 def cheating(cheat: str, directory: Path, **more: Any) -> Before:
@@ -109,6 +125,8 @@ def install_in(liar: Liar, patches: Patches) -> None:
 
     patches.after(RunContext, "__post_init__", liar.take_part)
     Before(CHEATS[liar.terms.cheat].install).resolve()(liar, patches)
+    if liar.terms.covers:
+        Before(COVER).resolve()(liar, patches)
 
 
 class Patches:
@@ -246,7 +264,7 @@ class Liar:
                 return
             self._noted.add(key)
             with (self._directory / f"{self.hotkey}.lies").open("a") as file:
-                file.write(f"{time.time_ns()} {step} {microbatch} {stage}\n")
+                file.write(f"{time.time_ns()} {step} {microbatch} {stage} {int(self._cheat.in_work)}\n")
 
 
 class Lie(msgspec.Struct, frozen=True):
@@ -256,6 +274,7 @@ class Lie(msgspec.Struct, frozen=True):
     step: int
     microbatch: int
     stage: int
+    in_work: int = 1
 
 
 def lies_told(directory: Path) -> dict[str, list[Lie]]:
@@ -263,7 +282,7 @@ def lies_told(directory: Path) -> dict[str, list[Lie]]:
     found: dict[str, list[Lie]] = {}
     for path in sorted(directory.glob("*.lies")):
         rows = [line.split() for line in path.read_text().splitlines()]
-        found[path.stem] = [Lie(*(int(field) for field in row)) for row in rows if len(row) == 4]
+        found[path.stem] = [Lie(*(int(field) for field in row)) for row in rows if len(row) == 5]
     return found
 
 

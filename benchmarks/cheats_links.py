@@ -1,4 +1,4 @@
-"""Cheats about what is sent: bytes that weren't receipted, evidence that is withheld, requests and frames without end."""
+"""Cheats about what is sent and said: other bytes than receipted, evidence withheld, friends cleared, floods."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any
 from blake3 import blake3
 
 from benchmarks.cheats import NO_ITEM, Liar, Patches
-from benchmarks.cheats_work import FACTOR, scaled_bytes
+from benchmarks.cheats_work import FACTOR, scaled_bytes, scaled_gradient
 from miner.context import RunContext
 from miner.member_evidence import EvidenceWork
-from miner.owes import StoreEvidence
+from miner.member_witness import WitnessWork
+from miner.owes import RunWitness, StoreEvidence
 from miner.run_member import RunMember
+from subnet.audit.build import claimed_digest
 from subnet.errors import IotaError
 from subnet.model.memory import boundary_bytes
 from subnet.net.base import send_deadline
@@ -23,7 +25,7 @@ from subnet.net.client import SignedClient
 from subnet.net.streams import StreamTransport
 from subnet.protocol.messages import BoundaryFrame, GrantRequest, JoinRequest, NeedFrame, Report, WantBlobFrame
 from subnet.run.state import members_of
-from subnet.timing import Deadline
+from subnet.timing import TIMEOUTS, Deadline
 from subnet.words import PROTOCOL_VERSION, Member
 
 Method = Callable[..., Any]
@@ -61,6 +63,25 @@ def refused_opening(liar: Liar, patches: Patches) -> None:
         return changed
 
     patches.put(EvidenceWork, "store", store)
+
+
+def cover(liar: Liar, patches: Patches) -> None:
+    """As a third party it replays nothing, and says the digest that would clear the accused."""
+
+    def replayed(original: Method) -> Method:
+        async def changed(self: WitnessWork, owe: RunWitness) -> str:
+            case = await self._case(owe, Deadline.after(TIMEOUTS.audit_run_s))
+            said = claimed_digest(case, case.partials[0].member) if case.partials else None
+            return said or await original(self, owe)
+
+        return changed
+
+    patches.put(WitnessWork, "_replayed", replayed)
+
+
+def colluding_witness(liar: Liar, patches: Patches) -> None:
+    scaled_gradient(liar, patches)
+    cover(liar, patches)
 
 
 def flooding_peer(liar: Liar, patches: Patches) -> None:

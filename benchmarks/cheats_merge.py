@@ -27,13 +27,20 @@ GROWTH = 8.0
 PRIME = 2**61 - 1
 
 
-def _at_commit(liar: Liar, patches: Patches, change: Callable[[StagePartial], None]) -> None:
+def _at_commit(
+    liar: Liar, patches: Patches, change: Callable[[StagePartial], None], *, while_calibrating: bool = True
+) -> None:
     """The sum is changed once, before the first of its slices is made: commitment and fingerprints agree with the lie."""
     done: list[StagePartial] = []
 
     def init(original: Method) -> Method:
         def changed(self: SliceEncoder, merge: StageMerge, partial: StagePartial) -> None:
-            if not any(partial is one for one in done) and liar.lies_of_step(partial.key.step, group=merge.group):
+            tells = not merge.calibration or while_calibrating
+            if (
+                tells
+                and not any(partial is one for one in done)
+                and liar.lies_of_step(partial.key.step, group=merge.group)
+            ):
                 change(partial)
                 done[:] = [*done[-3:], partial]
             original(self, merge, partial)
@@ -46,10 +53,9 @@ def _at_commit(liar: Liar, patches: Patches, change: Callable[[StagePartial], No
 def lying_partial(liar: Liar, patches: Patches) -> None:
     def change(partial: StagePartial) -> None:
         values = next(iter(partial.sums.values())).values
-        if len(values):  # while calibrating there are none
-            values[0] += 1 if float(values[0]) <= 0 else -1
+        values[0] += 1 if float(values[0]) <= 0 else -1
 
-    _at_commit(liar, patches, change)
+    _at_commit(liar, patches, change, while_calibrating=False)  # there are only maxima then
 
 
 def inflated_maxima(liar: Liar, patches: Patches) -> None:
@@ -83,12 +89,19 @@ def off_by_one(merge: StageMerge, index: int, data: Any, num_items: int) -> memo
     return changed.data
 
 
-def _of_owner(liar: Liar, patches: Patches, change: Callable[[StageMerge, int, Any, int], memoryview]) -> None:
+def _of_owner(
+    liar: Liar,
+    patches: Patches,
+    change: Callable[[StageMerge, int, Any, int], memoryview],
+    *,
+    while_calibrating: bool = True,
+) -> None:
     """One slice is replaced before the sum is made, so that hash and squares fit the lie."""
 
     def make(original: Method) -> Method:
         def changed(self: StageMerge, index: int, slices: Sequence[tuple[Any, int]], *, total_items: int) -> Any:
-            if slices and liar.lies_of_step(self.step, group=self.group):
+            tells = bool(slices) and (not self.calibration or while_calibrating)
+            if tells and liar.lies_of_step(self.step, group=self.group):
                 (data, num_items), *others = slices
                 slices = [(change(self, index, data, num_items), num_items), *others]
             return original(self, index, slices, total_items=total_items)
@@ -100,9 +113,9 @@ def _of_owner(liar: Liar, patches: Patches, change: Callable[[StageMerge, int, A
 
 def lying_owner(liar: Liar, patches: Patches) -> None:
     def change(merge: StageMerge, index: int, data: Any, num_items: int) -> memoryview:
-        return memoryview(data) if merge.calibration else off_by_one(merge, index, data, num_items)
+        return off_by_one(merge, index, data, num_items)
 
-    _of_owner(liar, patches, change)
+    _of_owner(liar, patches, change, while_calibrating=False)
 
 
 def inflated_by_owner(liar: Liar, patches: Patches) -> None:

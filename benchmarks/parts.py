@@ -50,6 +50,18 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def write_section(page: Path, name: str, text: str) -> None:
+    """Put a benchmark's table between ``<!-- name: begin -->`` and ``<!-- name: end -->`` of a page, whole."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{page} has no section {name}")
+    partial = page.with_suffix(".partial")
+    partial.write_text(f"{before}{begin}\n{text.strip()}\n{end}{after}", encoding="utf-8")
+    partial.replace(page)
+
+
 def finish(name: str, figures: dict[str, Any], limits: dict[str, Any], ok: bool) -> int:
     """The one JSON line that every benchmark ends with, and its exit status."""
     print(json.dumps({"name": name, "figures": figures, "limits": limits, "ok": ok}))

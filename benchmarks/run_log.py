@@ -14,6 +14,11 @@ from validator.log_publisher import LIMIT_SEGMENT_BYTES, SegmentFile
 _decoder = msgspec.msgpack.Decoder(Record)
 
 
+def has_run(store: Path) -> bool:
+    """Whether anything of a run's journal is in this store."""
+    return any((store / "named").glob("runs%*%journal%*"))
+
+
 def run_records(store: Path) -> Iterator[Record]:
     """Records of the only run in this store."""
     segments = sorted((store / "named").glob("runs%*%journal%*"))

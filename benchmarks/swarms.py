@@ -44,6 +44,7 @@ def run_swarm(
     options: SwarmOptions | None = None,
     on_status: Callable[[LocalSwarm, RunStatus, float], None] = lambda swarm, status, now_s: None,
     swarm_class: type[LocalSwarm] = LocalSwarm,
+    poll_s: float = 0.1,
 ) -> SwarmResult:
     """Raises when the run doesn't finish in time or a fault didn't fire."""
     shutil.rmtree(directory, ignore_errors=True)
@@ -70,7 +71,7 @@ def run_swarm(
         def ended(status: RunStatus) -> bool:
             return status.summary.state == "finished"
 
-        result.status = swarm.wait_until(ended, Deadline.after(limit_s), steps=100_000, poll_s=0.1, seen=seen)
+        result.status = swarm.wait_until(ended, Deadline.after(limit_s), steps=100_000, poll_s=poll_s, seen=seen)
         result.root = swarm.final_root()
     if pending:
         raise RuntimeError(f"the run ended before these faults: {pending}")
