@@ -21,7 +21,9 @@ from subnet.run.audits import OpenAudit
 from subnet.run.state import RunState
 from subnet.timing import ManualClock
 from subnet.words import Member, Want
-from validator import follow_audits as module
+from validator import follow_asking as asking
+from validator import follow_audits as audits_module
+from validator.audit_runner import Keep
 from validator.decision import Accused, AuditResult
 from validator.follow_audits import FollowAudits
 from validator.follow_findings import Accusation, FindingsShelf
@@ -36,8 +38,9 @@ END_S = 1_700_001_000.0
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.001)
-    monkeypatch.setattr(module, "Backoff", lambda *waits: _NoWait())
+    monkeypatch.setattr(asking, "LOOK_S", 0.001)
+    for module in (asking, audits_module):
+        monkeypatch.setattr(module, "Backoff", lambda *waits: _NoWait())
 
 
 class _NoWait:
@@ -77,6 +80,16 @@ def findings(*partials: RedonePartial, digest: str = "right") -> Findings:
     return Findings(digest, partials, None, (), 0.0, 0.0, 0)
 
 
+class Files:
+    """Of a bundle: one blob."""
+
+    def __init__(self) -> None:
+        self.sizes = {"cd" * 32: 4}
+
+    def read(self, blob: str) -> bytes:
+        return b"blob"
+
+
 class Runner:
     """What replays give; ``answer`` may be changed."""
 
@@ -90,12 +103,17 @@ class Runner:
 
     def bind(self, watch: object, clock: object, evidence_s: float) -> None: ...
 
-    async def redo(self, audit: int, opened: OpenAudit, state: RunState) -> AuditResult | None:
+    async def redo(
+        self, audit: int, opened: OpenAudit, state: RunState, *, case: Case | None = None
+    ) -> AuditResult | None:
         self.asked.append(opened)
         return self.answer(opened)
 
-    async def replay_case(self, bundle: str) -> tuple[Case, Findings]:
-        return self.replay(bundle)
+    async def replay_case(self, bundle: str, keep: Keep | None = None) -> tuple[Case, Findings]:
+        case, findings = self.replay(bundle)
+        if keep is not None:
+            await keep(case, findings, Files())
+        return case, findings
 
     async def close(self) -> None:
         self.closed = True
@@ -166,7 +184,7 @@ async def test_all_that_is_drawn_is_asked_for_and_redone_by_its_own_seed(tmp_pat
 
     async def late() -> None:
         await asyncio.sleep(0.02)
-        monotone(module.ASK_S + 1)
+        monotone(asking.ASK_S + 1)
 
     clock = asyncio.create_task(late())
     await world.until_idle()
@@ -229,7 +247,7 @@ async def test_what_fails_is_unpaid_and_accused_under_a_signature(tmp_path: Path
 
     async def late() -> None:
         await asyncio.sleep(0.02)
-        world.clock.advance(module.ASK_S + 1)
+        world.clock.advance(asking.ASK_S + 1)
 
     clock = asyncio.create_task(late())
     await world.until_idle()
@@ -244,6 +262,8 @@ async def test_what_fails_is_unpaid_and_accused_under_a_signature(tmp_path: Path
     accusation = wire.decode(path.read_bytes(), Accusation, limit_bytes=1 << 20, what="accusation")
     assert accusation.is_signed
     assert (accusation.member, accusation.hotkey) == (liar, SECOND.hotkey)
+    assert accusation.journal is not None
+    assert accusation.journal[2] == FIRST.hotkey
     assert not msgspec.structs.replace(accusation, step=accusation.step + 1).is_signed
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import web
 
 from subnet.errors import NotFound
 from subnet.net.http import Call, Route, answer, create_app
 from subnet.net.limits import RequestLimits
 from subnet.protocol.api import MemberView, RunSummary
-from subnet.protocol.follow_api import FollowerStatus
+from subnet.protocol.follow_api import FOLLOWER, FollowedView, FollowerStatus
 from subnet.protocol.messages import Hello
 from subnet.protocol.signing import RequestVerifier
 from subnet.run.state import RunState, config, works
@@ -39,7 +40,7 @@ def follower_app(node: FollowerNode, verifier: RequestVerifier) -> web.Applicati
         return answer(status_of(node, call.request.query.get("run"), number_of(call, "steps", 20)))
 
     async def runs(call: Call) -> web.StreamResponse:
-        return answer(tuple(summary_of(run) for run in node.reader.runs.values()))
+        return answer(tuple(summary_of(node, run) for run in node.reader.runs.values()))
 
     routes = [
         Route("GET", "/v1/hello", hello, signed=False),
@@ -90,7 +91,7 @@ def hello_of(node: FollowerNode) -> Hello:
     )
 
 
-def summary_of(run: FollowedRun) -> RunSummary:
+def summary_of(node: FollowerNode, run: FollowedRun) -> RunSummary:
     state, history = run.state, run.history
     steps = config(state).run.steps if state.run is not None else 0
     return RunSummary(
@@ -102,8 +103,16 @@ def summary_of(run: FollowedRun) -> RunSummary:
         steps=steps,
         loss=history.steps[-1].loss if history.steps else None,
         root=history.root,
-        waiting_for=run.trouble,
+        waiting_for=view_of(node, run).trouble,
     )
+
+
+def view_of(node: FollowerNode, run: FollowedRun) -> FollowedView:
+    """With the log store's own trouble, where it is that."""
+    view, away = run.view(), node.reader.away
+    if view.trouble or run.finished or not away:
+        return view
+    return msgspec.structs.replace(view, trouble=f"the log store can't be read: {away}", trouble_code="store")
 
 
 def status_of(node: FollowerNode, name: str | None, num_steps: int) -> FollowerStatus:
@@ -114,7 +123,8 @@ def status_of(node: FollowerNode, name: str | None, num_steps: int) -> FollowerS
         raise NotFound(asked, hint=node.reader.away or f"followed: {', '.join(run.name for run in runs) or 'none'}")
     history = run.history
     return FollowerStatus(
-        summary=summary_of(run),
+        role=FOLLOWER,
+        summary=summary_of(node, run),
         time_ns=node.clock.wall_ns(),
         members=_members(run),
         steps=tuple(history.steps)[-num_steps:] if num_steps else (),
@@ -129,12 +139,13 @@ def status_of(node: FollowerNode, name: str | None, num_steps: int) -> FollowerS
         store_bytes=0,
         weights=node.side.weights_said,
         final_holdout_loss=history.final_holdout,
-        followed=tuple(run.view() for run in runs),
+        followed=tuple(view_of(node, one) for one in runs),
         breaches=tuple(run.breaches.items[-MAX_BREACHES:]),
         num_breaches=dict(sum((run.counts for run in runs), Counter[str]())),
         distrusted=tuple((hotkey, *where) for hotkey, where in sorted(node.reader.distrusted.items())),
         own_audits=_outcomes(run),
         verdicts=tuple(run.verdicts.items[-MAX_VERDICTS:]),
+        proofs=str(node.directory),
     )
 
 

@@ -8,37 +8,38 @@ against it, what nobody can open any more against nobody.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from loguru import logger
 
+from subnet.audit import build
+from subnet.audit.case import Case, Findings
 from subnet.audit.draw import Draw, drawn
-from subnet.errors import IotaError, Refused
-from subnet.protocol.audit_api import AuditsRequest, WitnessRequest
+from subnet.audit.ledger import PASSED
+from subnet.errors import IotaError, NotFound
+from subnet.protocol.audit_api import WitnessRequest
 from subnet.protocol.follow_api import CaseVerdict, OwnAudit
 from subnet.protocol.signing import Signer
 from subnet.run.audits import OpenAudit
 from subnet.timing import TIMEOUTS, Backoff, Clock, Deadline
 from subnet.words import Member
 from validator.audit_blocks import BlockBook
+from validator.audit_evidence import GATHER_S, Bundle
 from validator.audit_runner import AuditRunner, is_wrong
 from validator.decision import AuditResult
+from validator.follow_asking import Asked, Asking
 from validator.follow_findings import Accusation, FindingsShelf
 from validator.follow_leader import LeaderLine
 from validator.follow_run import FollowedRun
 from validator.follow_todo import DueCase, DueWindow
 
-LOOK_S = 0.5
-ASK_S = 60.0
-"""For so long a leader that can't be reached is asked again."""
-OPENED_S = 300.0
-"""For so long what it has accepted is looked for in the journal: it opens a few at a time, and the journal comes with the seals."""
 TRY_S = 300.0
 """For so long an audit that fails for reasons of our own is tried again."""
 CASE_S = 600.0
-EVIDENCE_S = 2 * TIMEOUTS.evidence_s
-"""From when the journal has it until the store has it; members may hear of it later than this validator."""
+EVIDENCE_S, EVIDENCE_OVER_S = 2 * TIMEOUTS.evidence_s, 5.0
+"""From when the journal has it until the store has it; members may hear of it later than this validator. Once the run is over
+nobody puts anything there any more."""
 _Key = tuple[int, int, int, int]
 """(branch, window, step, stage)."""
 
@@ -55,18 +56,22 @@ class FollowAudits:
         signer: Signer,
         blocks: BlockBook,
         clock: Clock,
+        permitted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._run, self._runner, self._shelf, self._line = run, runner, shelf, line
         self._signer, self._blocks, self._clock = signer, blocks, clock
+        self._asking = Asking(run, line, signer.hotkey, self._block_hash, clock, permitted)
         self._draws: dict[tuple[int, int], tuple[Draw, ...]] = {}
         self._tasks: dict[_Key | int, asyncio.Task[None]] = {}
         self._keys = 0
-        runner.bind(run.watch, clock, EVIDENCE_S)
 
     @property
     def wanted_blocks(self) -> set[int]:
         closed = [due.event.block for due in self._run.todo.windows]
         return {*closed, *(due.event.block for due in self._run.promises.due())}
+
+    def _block_hash(self, number: int) -> str | None:
+        return self._blocks.block_hashes.get(number)
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -98,7 +103,7 @@ class FollowAudits:
     def _check_promises(self) -> None:
         run = self._run
         for closed in run.promises.due():
-            block_hash = self._blocks.block_hashes.get(closed.event.block)
+            block_hash = self._block_hash(closed.event.block)
             if block_hash is not None:
                 for found in run.promises.undrawn(run.state, run.watch.audits.ledger, closed, block_hash):
                     run.found_later(found)
@@ -110,7 +115,7 @@ class FollowAudits:
 
     def _window(self, due: DueWindow) -> None:
         run, window = self._run, due.event.window
-        block_hash = self._blocks.block_hashes.get(due.event.block)
+        block_hash = self._block_hash(due.event.block)
         if block_hash is None:
             return
         key = due.branch, window
@@ -130,72 +135,66 @@ class FollowAudits:
             run.todo.window_done(due)
 
     async def _redo(self, due: DueWindow, draw: Draw) -> None:
-        run = self._run
-        if run.watch.audits.ledger.sealed(draw.step, draw.stage) is None:
-            self._note(due, draw, None, "too late: the evidence isn't kept any more")
+        case = self._made(draw, draw.members)
+        asked = await self._asking.ask(due, draw)
+        if not asked.members or asked.refusal:
+            self._note(due, draw, asked, None)
             return
+        if case is None or asked.members != draw.members:
+            case = self._made(draw, asked.members)
+        blame = ""
+        if asked.accepted:
+            blame = await self._asking.until_opened(due, draw, asked.members)
+        result, why = await self._redone(draw, asked.members, case)
+        if result is not None and not result.missing:
+            blame = ""
+        self._note(due, draw, Asked(asked.members, asked.accepted, blame, asked.why or why), result)
+
+    def _made(self, draw: Draw, members: tuple[Member, ...]) -> Case | None:
+        """The case, as long as the journal has what it is made of."""
+        run = self._run
         try:
-            accepted = await self._ask(due, draw)
-        except Refused as refused:
-            if not run.finished:
-                self._note(due, draw, None, f"{refused.code}: {refused}", blame=True)
-                return
-            accepted = False
-        if accepted:
-            await self._until_opened(draw)
-        opened = OpenAudit(step=draw.step, stage=draw.stage, number=0, members=draw.members, by=self._signer.hotkey)
+            return build.case_after_seal(run.state, run.watch.audits.ledger, draw.step, draw.stage, members)
+        except NotFound:
+            return None
+
+    async def _redone(
+        self, draw: Draw, members: tuple[Member, ...], case: Case | None
+    ) -> tuple[AuditResult | None, str]:
+        """What the replay gave, or why there was none."""
+        opened = OpenAudit(step=draw.step, stage=draw.stage, number=0, members=members, by=self._signer.hotkey)
         self._keys -= 1
         key, why, deadline, pause = self._keys, "", Deadline.after(TRY_S, self._clock), Backoff(0.5, 10.0)
-        result: AuditResult | None = None
-        while result is None and not deadline.expired:
+        while not deadline.expired:
+            case = case or self._made(draw, members)
+            if case is None and not self._asking.is_kept(draw):
+                return None, "too late: the evidence isn't kept any more"
+            evidence_s = EVIDENCE_OVER_S if self._run.finished else EVIDENCE_S
+            self._runner.bind(self._run.watch, self._clock, evidence_s)
             try:
-                result = await self._runner.redo(key, opened, run.state)
+                result = await self._runner.redo(key, opened, self._run.state, case=case)
+                if result is not None:
+                    return result, ""
                 why = "its inputs are being made again"
             except IotaError as error:
                 why = str(error)
-            if result is None:
-                await asyncio.sleep(pause.next_s())
-        blame = accepted and result is not None and bool(result.missing) and not run.finished
-        self._note(due, draw, result, why, blame=blame)
+            await asyncio.sleep(pause.next_s())
+        return None, why
 
-    async def _ask(self, due: DueWindow, draw: Draw) -> bool:
-        """Whether the leader has said that it will have it opened; False where it can't be asked. :class:`Refused`: it won't."""
-        hotkeys = tuple(member.hotkey for member in draw.members)
-        request = AuditsRequest(due.event.window, draw.step, draw.stage, hotkeys, self._run.run_id)
-        deadline, pause = Deadline.after(ASK_S, self._clock), Backoff(0.5, 10.0)
-        while not deadline.expired:
-            wait_s = pause.next_s()
-            try:
-                await self._line.ask_audit(self._run.state.leader, request)
-                return True
-            except Refused as refused:
-                if not refused.retryable:
-                    raise
-                wait_s = refused.retry_after_s or wait_s
-            except IotaError as error:
-                logger.debug("asking for an audit: {}", error)
-            await asyncio.sleep(min(wait_s, 30.0))
-        return False
-
-    async def _until_opened(self, draw: Draw) -> None:
-        """Until the journal has it; at the end it is looked for in the store anyway."""
-        run, deadline = self._run, Deadline.after(OPENED_S, self._clock)
-        while not (run.finished or run.spoilt or deadline.expired):
-            if set(draw.members) <= run.promises.was_opened(draw.step, draw.stage, self._signer.hotkey):
-                return
-            await asyncio.sleep(LOOK_S)
-
-    def _note(self, due: DueWindow, draw: Draw, result: AuditResult | None, why: str, *, blame: bool = False) -> None:
-        """The outcome, for good. ``blame``: what couldn't be redone and was never journaled to be opened was refused."""
-        run, members = self._run, set(draw.members)
-        found = result.findings.partials if result is not None and result.findings is not None else ()
-        failed = {one.member for one in result.accused} if result is not None else set[Member]()
-        passed = {partial.member for partial in found if not partial.wrong} - failed
-        left = members - passed - failed
-        opened = run.promises.was_opened(draw.step, draw.stage, self._signer.hotkey) if blame else left
-        undecided, refused = left & opened, left - opened
-        if result is not None:
-            why = result.trouble or ("evidence is lacking" if result.missing else "")
+    def _note(self, due: DueWindow, draw: Draw, asked: Asked, result: AuditResult | None) -> None:
+        """The outcome, for good. Of whom the leader refused is what couldn't be redone and was never journaled to be opened."""
+        run, hotkey = self._run, self._signer.hotkey
+        findings = result.findings if result is not None else None
+        redone = findings.partials if findings is not None else ()
+        accused = result.accused if result is not None else ()
+        failed = {one.member for one in accused}
+        passed = {partial.member for partial in redone if not partial.wrong} - failed
+        left = set(asked.members) - passed - failed
+        refused = left - run.promises.was_opened(draw.step, draw.stage, hotkey) if asked.refusal else set[Member]()
+        records = {r.member: r.outcome for r in run.watch.audits.ledger.partials(draw.step, draw.stage)}
+        why = asked.refusal or asked.why
+        if result is not None and not why:
+            why = result.trouble or ("evidence is lacking" if result.missing else "two runs here differ")
         audit = OwnAudit(
             run_id=run.run_id,
             branch=due.branch,
@@ -206,45 +205,94 @@ class FollowAudits:
             time_ns=run.folded.last_ns,
             passed=tuple(sorted(passed)),
             failed=tuple(sorted(failed)),
-            undecided=tuple(sorted(undecided)),
+            undecided=tuple(sorted(left - refused)),
             refused=tuple(sorted(refused)),
-            why=why if left else "",
-            bundles=tuple(one.bundle for one in result.accused) if result is not None else (),
+            why=why if left or not asked.members else "",
+            bundles=tuple(one.bundle for one in accused),
+            vouched=tuple(sorted(member for member in failed if records.get(member) == PASSED)),
+            untrusted=_untrusted(result),
         )
-        run.judge(audit)
-        for one in result.accused if result is not None else ():
+        for one in accused:
             accusation = Accusation(
-                run.run_id, draw.step, draw.stage, one.member, one.charge, one.bundle, one.digest, self._signer.hotkey
+                run.run_id, draw.step, draw.stage, one.member, one.charge, one.bundle, one.digest, hotkey
             )
-            path = self._shelf.accuse(accusation.signed(self._signer))
+            path = self._shelf.accuse(accusation, self._signer)
             logger.warning("run {}: {} failed an audit of step {}: {}", run.name, one.member, draw.step, path)
+        run.judge(audit)
 
     # --- cases ---------------------------------------------------------------------------------------------------
 
     async def _case(self, due: DueCase) -> None:
         """Replay the leader's bundle; say what it gave where the bundle is what the journal says."""
-        run, event, pause = self._run, due.event, Backoff(1.0, 15.0)
-        deadline, differs = Deadline.after(CASE_S, self._clock), ""
-        while True:
-            try:
-                case, findings = await self._runner.replay_case(event.bundle)
-                differs, digest = due.differs(case), findings.digest
-                confirmed = not differs and is_wrong(case, findings, event.member)
-                why = differs or ("" if confirmed else "the replay finds the work to be right")
-                break
-            except IotaError as error:
-                if deadline.expired:
-                    confirmed, digest, why = False, "", str(error)
-                    break
-                await asyncio.sleep(pause.next_s())
+        run, event = self._run, due.event
+        verdict = await self._verdict(due)
         run.todo.case_done(event.case)
-        run.decide(
-            CaseVerdict(run.run_id, event.case, event.hotkey, digest, confirmed, run.number, run.folded.last_ns, why)
-        )
-        logger.info("run {}: case {} of {}: {}", run.name, event.case, event.hotkey, why or "confirmed")
-        if not digest or differs:
+        run.decide(verdict)
+        logger.info("run {}: case {} of {}: {}", run.name, event.case, event.hotkey, verdict.why or "confirmed")
+        if not verdict.digest:
             return
         try:
-            await self._line.testify(run.state.leader, WitnessRequest(event.case, digest, run.run_id))
+            await self._line.testify(run.state.leader, WitnessRequest(event.case, verdict.digest, run.run_id))
         except IotaError as error:
             logger.info("run {}: what case {} gave isn't taken by the leader: {}", run.name, event.case, error)
+
+    async def _verdict(self, due: DueCase) -> CaseVerdict:
+        """Of a bundle that isn't the journal's, or whose state isn't the agreed one, the replay says nothing of the accused."""
+        event, pause, kept = due.event, Backoff(1.0, 15.0), list[str]()
+        deadline = Deadline.after(CASE_S, self._clock)
+
+        async def keep(case: Case, findings: Findings, files: Bundle) -> None:
+            if not _useless(due, case, findings) and is_wrong(case, findings, event.member):
+                kept.append(await self._keep(due, case, findings, files))
+
+        while True:
+            try:
+                case, findings = await self._runner.replay_case(event.bundle, keep)
+            except IotaError as error:
+                if deadline.expired:
+                    return self._said(due, why=str(error))
+                await asyncio.sleep(pause.next_s())
+                continue
+            if useless := _useless(due, case, findings):
+                return self._said(due, why=useless, foreign=due.is_known and bool(due.differs(case)))
+            if not is_wrong(case, findings, event.member):
+                return self._said(due, findings.digest, why="the replay finds the work to be right")
+            return self._said(due, findings.digest, confirmed=True, bundle=kept[-1] if kept else "")
+
+    async def _keep(self, due: DueCase, case: Case, findings: Findings, files: Bundle) -> str:
+        """A copy of its own, whatever becomes of the leader's."""
+        event, hotkey = due.event, self._signer.hotkey
+        name = await self._shelf.keep(case, files, Deadline.after(GATHER_S))
+        accusation = Accusation(
+            self._run.run_id, event.step, event.stage, event.member, event.charge, name, findings.digest, hotkey
+        )
+        self._shelf.accuse(accusation, self._signer)
+        return name
+
+    def _said(
+        self,
+        due: DueCase,
+        digest: str = "",
+        *,
+        confirmed: bool = False,
+        why: str = "",
+        bundle: str = "",
+        foreign: bool = False,
+    ) -> CaseVerdict:
+        run, event = self._run, due.event
+        number, time_ns = run.number, run.folded.last_ns
+        return CaseVerdict(
+            run.run_id, event.case, event.hotkey, digest, confirmed, number, time_ns, why, bundle, foreign
+        )
+
+
+def _useless(due: DueCase, case: Case, findings: Findings) -> str:
+    """Why the replay says nothing of the accused; empty where it does."""
+    wrong = (why for version, why in findings.wrong_roots if version <= case.state.version)
+    return due.differs(case) or next(wrong, "")
+
+
+def _untrusted(result: AuditResult | None) -> str:
+    """Why nothing can be redone from the snapshot that the run's replicas agreed on."""
+    trouble = result.trouble if result is not None else ""
+    return trouble if "isn't the agreed state" in trouble else ""

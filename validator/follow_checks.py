@@ -19,9 +19,22 @@ from validator.decide_merges import stage_sealed
 from validator.decide_steps import snapshots_stored, step_sealed
 
 WRONG = frozenset(
-    {"coverage", "scalars", "unchecked", "squares", "num_counted", "norm", "coefficient", "rewound", "fold"}
+    {
+        "coverage",
+        "scalars",
+        "unchecked",
+        "squares",
+        "num_counted",
+        "norm",
+        "coefficient",
+        "rewound",
+        "fold",
+        "clock",
+        "unverifiable",
+    }
 )
-"""Breaches after which the run's result isn't what its run file says; the others are about evidence, reports and pay."""
+"""Breaches after which the run's result, or the time it took, isn't what its run file says, or can't be checked; the others are
+about evidence, reports and pay."""
 _SEALED_FIELDS = (
     ("num_counted", "num_counted"),
     ("norm", "norm_bits"),

@@ -31,7 +31,7 @@ NAME = "accusation.msgpack"
 
 
 class Accusation(msgspec.Struct, frozen=True):
-    """``hotkey`` says that its two replays of the bundle gave ``digest`` and not what ``member`` had claimed."""
+    """``hotkey`` says that its replay of the bundle gave ``digest`` and not what ``member`` had claimed."""
 
     run_id: str
     step: int
@@ -41,6 +41,8 @@ class Accusation(msgspec.Struct, frozen=True):
     bundle: str
     digest: str
     hotkey: str
+    journal: SignedHead | None = None
+    """The head of the journal that the bundle's claims are from: its leader can't say that it told something else."""
     signature: bytes = b""
 
     def signed(self, signer: Signer) -> Accusation:
@@ -63,8 +65,8 @@ class FindingsShelf(CaseShelf):
         self.directory, self._journal = directory / "findings", journal
 
     async def keep(self, case: Case, bundle: Bundle, deadline: Deadline) -> str:
-        """A copy of the bundle, with the head of the journal that it is from; returns its name in :attr:`directory`."""
-        data = wire.encode(msgspec.structs.replace(case, journal=self._journal()))
+        """A copy of the bundle; returns its name in :attr:`directory`."""
+        data = wire.encode(case)
         name = wire.blob_hash(data)
         async with deadline.limit("keeping the bundle of a finding"):
             await asyncio.to_thread(_copy, bundle, data, self.directory / name)
@@ -76,9 +78,11 @@ class FindingsShelf(CaseShelf):
             return wire.decode(own.read_bytes(), Case, limit_bytes=LIMIT_CASE_BYTES, what=str(own))
         return await super().case(bundle, deadline)
 
-    def accuse(self, accusation: Accusation) -> Path:
-        path = self.directory / accusation.bundle / NAME
-        atomic_write(path, wire.encode(accusation))
+    def accuse(self, accusation: Accusation, signer: Signer) -> Path:
+        """Signed, with the head of the journal, beside the bundle."""
+        path = self.directory / check_blob(accusation.bundle) / NAME
+        accusation = msgspec.structs.replace(accusation, journal=self._journal())
+        atomic_write(path, wire.encode(accusation.signed(signer)))
         return path
 
 

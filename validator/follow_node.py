@@ -30,6 +30,7 @@ from validator.follow_findings import FindingsShelf
 from validator.follow_leader import LeaderLine
 from validator.follow_reader import FollowReader
 from validator.follow_run import FollowedRun
+from validator.follow_withheld import WithheldWatch
 from validator.scoring import ScoreBook
 from validator.settings import ValidatorSettings
 from validator.store_choice import make_store
@@ -69,6 +70,7 @@ class FollowerNode:
             clock=clock,
             permits=lambda: self.side.permits,
         )
+        self.withheld = WithheldWatch(self.line, self.reader.runs.values, lambda: self.reader.away, clock)
         self.audits: dict[str, FollowAudits] = {}
         """By run id: of those that have audits, and something to redo."""
 
@@ -107,7 +109,10 @@ class FollowerNode:
             disk_bytes=self.settings.audit_disk_bytes,
             shelf=shelf,
         )
-        return FollowAudits(run, runner, shelf, self.line, self.signer, self.blocks, self.clock)
+        return FollowAudits(run, runner, shelf, self.line, self.signer, self.blocks, self.clock, self._permitted)
+
+    def _permitted(self) -> bool:
+        return self.side.permits.get(self.signer.hotkey, False)
 
     async def follow_chain(self) -> None:
         await follow_blocks(self._chain, self.blocks, self._wanted_blocks)
@@ -141,8 +146,8 @@ async def serve_follower(settings: ValidatorSettings, signer: Signer) -> None:
         raise
     service.on_close("http", listener.close)
     service.on_close("copies", node.reader.close)
-    service.on_close("leader", node.line.close)
     service.forever("journals", node.reader.run)
+    service.forever("withheld", node.withheld.run)
     service.forever("audits", node.audit_runs)
     service.forever("blocks", node.follow_chain)
     service.forever("metagraph", node.side.watch)

@@ -21,9 +21,9 @@ from subnet.run.events import Record, RunPlanned
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Backoff, Clock, Deadline
 from validator.follow_proofs import TwoHeads, proven, write_proof
 from validator.follow_run import FollowedRun, FollowedSegments
-from validator.log_publisher import SegmentFile
+from validator.log_publisher import SegmentFile, segment_key
 from validator.log_reader import doubtful_leaders, get_segment
-from validator.run_archive import PREFIX, NamedStore, group_keys
+from validator.run_archive import PREFIX, NamedStore, RunKeys, group_keys
 from validator.scoring import ScoreBook
 
 POLL_S = 1.0
@@ -75,12 +75,16 @@ class FollowReader:
                 if not error.retryable:
                     raise
                 self.away = str(error)
+                for run in self.runs.values():
+                    run.watch.store.failed(self.away, self._clock.now_s())
                 self._reasons.note("log store", error.code, f"{error}; waiting for it")
                 await asyncio.sleep(backoff.next_s())
                 continue
             if self.away:
                 self.away = ""
                 self._reasons.note("log store", "answers again")
+            for run in self.runs.values():
+                run.watch.store.answered(self._clock.now_s())
             backoff.reset()
             if not more:
                 await asyncio.sleep(poll_s)
@@ -119,9 +123,20 @@ class FollowReader:
         keys = await self._store.list_named(PREFIX, deadline=Deadline.after(TIMEOUTS.store_request_s, self._clock))
         self._listed_s = now_s
         for run_id, found in group_keys(keys).items():
-            if found.segments and run_id not in self.runs and run_id not in self._ignored:
+            run = self.runs.get(run_id)
+            if run is not None:
+                await self._hole(run, found)
+            elif found.segments and run_id not in self._ignored:
                 await self._begin(run_id)
         return True
+
+    async def _hole(self, run: FollowedRun, found: RunKeys) -> None:
+        """Where the store has later segments and not the next one, records are withheld or lost."""
+        number = run.folded.num_segments
+        if not found.segments or run.trouble or found.segments[-1].name <= segment_key(run.run_id, number):
+            return
+        if not run.spoilt and not await self._is_there(run.run_id, number):
+            self._trouble(run, "missing", f"segment {number} isn't in the log store, though later ones are")
 
     async def _begin(self, run_id: str) -> None:
         if self._only and run_id not in self._only and await self._name_of(run_id) not in self._only:
@@ -148,6 +163,12 @@ class FollowReader:
 
     async def _get(self, run_id: str, number: int) -> SegmentFile | None:
         return await get_segment(self._store, run_id, number, self._clock, FollowedSegments.others)
+
+    async def _is_there(self, run_id: str, number: int) -> bool:
+        try:
+            return await self._get(run_id, number) is not None
+        except Corrupt:
+            return True  # it is looked at when its turn comes
 
     async def _advance(self, run: FollowedRun) -> bool:
         """Whether it took all that it may at a time."""
@@ -181,10 +202,11 @@ class FollowReader:
         num_leaders = len(run.folded.leaders)
         run.take(segment)
         if run.trouble:
-            run.trouble = ""
+            run.trouble, run.trouble_code = "", ""
             self._reasons.note(run.run_id, "goes on", f"from segment {segment.number}")
         if len(run.folded.leaders) > num_leaders:
-            for warning in doubtful_leaders(run.folded, self._permits()):
+            run.doubts = tuple(doubtful_leaders(run.folded, self._permits()))
+            for warning in run.doubts:
                 logger.warning(warning)
         return True
 
@@ -194,7 +216,7 @@ class FollowReader:
         await self._recheck(run, now=True)
 
     def _trouble(self, run: FollowedRun, code: str, what: str) -> None:
-        run.trouble = what
+        run.trouble, run.trouble_code = what, code
         self._reasons.note(run.run_id, code, what)
 
     async def _recheck(self, run: FollowedRun, *, now: bool = False) -> None:
@@ -203,7 +225,11 @@ class FollowReader:
         if run.last is None or (last_s is not None and now_s - last_s < RECHECK_S and not now):
             return
         self._rechecked_s[run.run_id] = now_s
-        there = await self._get(run.run_id, run.last.number)
+        try:
+            there = await self._get(run.run_id, run.last.number)
+        except Corrupt as error:
+            self._trouble(run, "changed", f"segment {run.last.number}, good when it was taken, is damaged: {error}")
+            return
         if there == run.last:
             return
         if there is None:

@@ -32,9 +32,11 @@ from validator.log_publisher import SegmentFile
 from validator.log_reader import FoldedSegments
 from validator.watch import Watch
 
-VERSION = 1
+VERSION = 2
 MAX_LINES_A_CODE = 100
 """Breaches of one code and run that are written down; further ones are counted."""
+AHEAD_S = 600.0
+"""So far ahead of this machine's clock a record may be stamped: scores decay by these stamps."""
 _DOMAIN = b"iota/follow/1\0"
 
 
@@ -77,12 +79,19 @@ class FollowedRun:
         self.audits = DurableLines(directory / "audits.ndjson", OwnAudit)
         self.verdicts = DurableLines(directory / "cases.ndjson", CaseVerdict)
         self._known = {(b.number, b.code, b.what) for b in self.breaches.items}
+        self._known_later = {(b.code, b.what) for b in self.breaches.items}
+        self._wrong_at = {b.number for b in self.breaches.items if b.wrong}
         self.counts: Counter[str] = Counter()
         self.judging, self.todo = Judging(book, self.audits.items, self.verdicts.items), Todo()
         self.before, self.last = self.folded.head, None
         self.counted_to: int | None = None
         """Record from which on nothing of this run counts."""
-        self.trouble = ""
+        self.trouble, self.trouble_code = "", ""
+        """Why it doesn't go on, where it doesn't."""
+        self.withheld = ""
+        """What the leader tells others and doesn't put into the log store."""
+        self.doubts: tuple[str, ...] = ()
+        """Of those who led it, by the chain as it is now."""
         self.caught_up = False
         """The store had nothing more when it was last asked."""
         self.taken_s = clock.now_s()
@@ -128,20 +137,32 @@ class FollowedRun:
             raise
         self.spoilt = False
         self.before, self.last = before, segment
-        self.taken_s = self.clock.now_s()
-        self.judging.reach(self.number, self.folded.last_ns)
+        self.taken_s, self.withheld = self.clock.now_s(), ""
+        self._reach()
 
     def _seen(self, state: RunState, record: Record) -> None:
         event = record.event
-        for found in (*breaches(state, event), *self.promises.look(state, event)):
+        self._reach()
+        for found in (*breaches(state, event), *self.promises.look(state, event), *self._stamp(record)):
             self._breach(record.time_ns, found)
-        self.judging.reach(record.number, record.time_ns)
+        if record.number in self._wrong_at and self.counted_to is None:
+            self.counted_to = record.number  # what was seen by something that has passed, as a clock
         if self.counted_to is None:
             self.book.note(record)
         self.history.fold(record)
         self.judging.look(state, event)
         self.todo.look(state, self.watch.audits.ledger, event)
         self.watch.audits.ledger.note(state, event)
+
+    def _reach(self) -> None:
+        """What was found out here by this record enters the scores, and may be a breach of the leader's."""
+        for found in self.judging.reach(self.number, self.folded.last_ns):
+            self._breach(self.folded.last_ns, found)
+
+    def _stamp(self, record: Record) -> list[Found]:
+        if record.time_ns - self.clock.wall_ns() <= AHEAD_S * 1e9:
+            return []
+        return [Found("clock", f"the record is stamped {record.time_ns / 1e9:.0f} s, more than {AHEAD_S:g} s ahead")]
 
     def _breach(self, time_ns: int, found: Found) -> None:
         """Of the record that is due."""
@@ -154,22 +175,24 @@ class FollowedRun:
         state, number = self.state, self.number
         breach = Breach(self.run_id, number, state.next_step, found.code, found.what, wrong, state.leader, time_ns)
         self._known.add((number, found.code, found.what))
+        self._known_later.add((found.code, found.what))
         self.breaches.append(breach)
         logger.warning("run {} record {}: breach {}: {}", self.run_id, number, found.code, found.what)
 
     def found_later(self, found: Found) -> None:
-        """A breach that could only be seen once something outside the journal was known."""
-        self._breach(self.folded.last_ns, found)
+        """A breach that could only be seen once something outside the journal was known: said once, whatever the number."""
+        if (found.code, found.what) not in self._known_later:
+            self._breach(self.folded.last_ns, found)
 
     # --- what was found out here ---------------------------------------------------------------------------------
 
     def judge(self, audit: OwnAudit) -> None:
         self.audits.append(audit)
-        self.judging.reach(self.number, self.folded.last_ns)
+        self._reach()
 
     def decide(self, verdict: CaseVerdict) -> None:
         self.verdicts.append(verdict)
-        self.judging.reach(self.number, self.folded.last_ns)
+        self._reach()
 
     # --- the copy ------------------------------------------------------------------------------------------------
 
@@ -249,7 +272,9 @@ class FollowedRun:
             segments=folded.num_segments,
             head=folded.head,
             behind_s=0.0 if self.finished else self.clock.now_s() - self.taken_s,
-            trouble=self.trouble,
+            trouble=self.trouble or self.withheld,
+            trouble_code=self.trouble_code or ("withheld" if self.withheld else ""),
+            doubts=self.doubts,
             to_redo=len(self.todo.windows) + len(self.todo.cases),
             counted_to=self.counted_to,
         )

@@ -29,6 +29,11 @@ class DueCase(msgspec.Struct, frozen=True, array_like=True):
     partial: PartialCase | None
     merge: MergeCase | None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the journal says what the accused claimed."""
+        return (self.merge if self.event.charge == "merge" else self.partial) is not None
+
     def differs(self, case: Case) -> str:
         """In what the bundle's case isn't the journal's; empty where it is."""
         event = self.event
