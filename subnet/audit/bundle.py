@@ -41,6 +41,7 @@ __all__ = [
     "open_bundle",
     "put_blob",
     "read_bundle",
+    "useful_blobs",
     "verify_claims",
     "write_bundle",
 ]
@@ -101,6 +102,15 @@ def needed_blobs(
     if len(named) > LIMIT_NAMED:
         raise TooLarge(f"the case names {len(named)} blobs, more than {LIMIT_NAMED}")
     return [need for need in named.values() if not there(need.hash)]
+
+
+def useful_blobs(case: Case) -> tuple[Needed, ...]:
+    """Claimed outputs: no replay on a machine of the class needs them, one on another compares with those that are there."""
+    items = [hash_ for partial in case.partials for item in partial.items for hash_ in (item.forward, item.backward)]
+    slices = [hash_ for partial in case.partials for _, hash_ in partial.commitment.hashes]
+    merged = [] if case.merge is None or not case.merge.whole else case.merge.merged
+    found = [Needed(hash_, 0) for hash_ in dict.fromkeys((*items, *slices)) if hash_]
+    return (*found, *(Needed(one.blob, one.size_bytes) for one in merged))
 
 
 def _all_named(case: Case, read: Read, held: int | None) -> Iterator[Needed]:
@@ -222,6 +232,10 @@ class Bundle:
             raise HashMismatch(f"{path} is damaged: its bytes are not those of its name", hint="fetch that blob again")
         self.read_bytes += len(data)
         return memoryview(data)
+
+    def find(self, hash_: str) -> memoryview | None:
+        """The same, or None where it isn't there."""
+        return self.blob(hash_) if self.has(hash_) else None
 
     def has(self, hash_: str) -> bool:
         return self._path(hash_).is_file()

@@ -126,8 +126,6 @@ class Case(msgspec.Struct, frozen=True):
     skipped: tuple[int, ...] = ()
     hardware_class: tuple[str, ...] = ()
     claims: tuple[SignedClaim, ...] = ()
-    journal: tuple[int, str, str, bytes] | None = None
-    """(records, head, leader's hotkey, its signature over the head) of the journal that the case was read from."""
 
 
 class RedoneItem(msgspec.Struct, frozen=True, array_like=True):
@@ -157,10 +155,41 @@ class RedoneMerge(msgspec.Struct, frozen=True, array_like=True):
     wrong: tuple[tuple[int, str], ...]
 
 
+class Distance(msgspec.Struct, frozen=True):
+    """How far what is claimed lies from what this machine computes, relative to the latter (L2), and how far it may lie."""
+
+    member: Member | None
+    """Whose claim it is; None for a merged partition without an owner."""
+    what: str
+    distance: float
+    limit: float
+
+    @property
+    def within(self) -> bool:
+        return self.distance <= self.limit
+
+
+class OtherClass(msgspec.Struct, frozen=True):
+    """What a machine of another hardware class can say: how near the claims are. It never says that one is wrong."""
+
+    ours: str
+    """Golden hash of the stage on this machine."""
+    theirs: str
+    distances: tuple[Distance, ...] = ()
+    not_compared: int = 0
+    """Claims that differ from what this machine computes and whose bytes aren't in the bundle."""
+
+    @property
+    def within(self) -> bool:
+        """Whether all that could be compared is within its tolerance."""
+        return all(one.within for one in self.distances)
+
+
 class Findings(msgspec.Struct, frozen=True):
     """The result of a replay. ``digest`` depends on nothing but the work: two honest runs of one class give the same."""
 
     digest: str
+    """"" from a machine of another class."""
     partials: tuple[RedonePartial, ...]
     merge: RedoneMerge | None
     wrong_roots: tuple[tuple[int, str], ...]
@@ -170,9 +199,12 @@ class Findings(msgspec.Struct, frozen=True):
     state_s: float
     """Time to bring the stage to the state."""
     read_bytes: int
+    other_class: OtherClass | None = None
+    """Set by a replay on another class of hardware that was asked for anyway: then nothing above says that a claim is wrong."""
 
 
 def digest(partials: tuple[RedonePartial, ...]) -> str:
-    """BLAKE3 over what was computed, whoever claimed what: the answer that runs of a case are compared by."""
-    computed = [(partial.items, partial.slices) for partial in partials]
+    """BLAKE3 over what was computed, whoever claimed what and in whichever order: the answer that runs are compared by."""
+    found = [(sorted(p.items, key=lambda item: item.microbatch), p.slices) for p in partials]
+    computed = sorted(found, key=lambda of: of[0][0].microbatch if of[0] else -1)
     return blake3(_DIGEST + msgspec.msgpack.encode(computed)).hexdigest()

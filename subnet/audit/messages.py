@@ -18,9 +18,11 @@ class ReplayRequest(msgspec.Struct, frozen=True):
 
     directory: str
     budget_bytes: int
-    """Of stage states kept."""
+    """Of memory above the level after import: the stage states that are kept, and the work on one."""
     device: str = "cpu"
     graph_bytes: int = DEFAULT_GRAPH_BYTES
+    tolerant: bool = False
+    """On a machine of another hardware class: say how far apart things are, instead of :data:`OTHER_HARDWARE`."""
 
 
 class ReplayAnswer(msgspec.Struct, frozen=True, omit_defaults=True):

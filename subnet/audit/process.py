@@ -117,10 +117,17 @@ class _Worker:
 
 
 class AuditProcess:
-    """``budget_bytes`` bounds the stage states that the worker keeps between cases."""
+    """``budget_bytes`` bounds the worker's memory above its libraries: stage states that it keeps, and the work on a case.
 
-    def __init__(self, budget_bytes: int, *, device: str = "cpu", graph_bytes: int = DEFAULT_GRAPH_BYTES) -> None:
+    ``tolerant``: on a machine of another hardware class findings say how far apart things are (``other_class``); without it
+    such a replay fails with ``other_hardware``.
+    """
+
+    def __init__(
+        self, budget_bytes: int, *, device: str = "cpu", graph_bytes: int = DEFAULT_GRAPH_BYTES, tolerant: bool = False
+    ) -> None:
         self._budget_bytes, self._device, self._graph_bytes = budget_bytes, device, graph_bytes
+        self._tolerant = tolerant
         self._worker: _Worker | None = None
         self._turn = asyncio.Lock()
         self._closed = False
@@ -134,7 +141,9 @@ class AuditProcess:
 
         Waiting for its turn counts; at the deadline, or cancelled, the worker is killed.
         """
-        request = ReplayRequest(str(directory), self._budget_bytes, self._device, self._graph_bytes)
+        request = ReplayRequest(
+            str(directory), self._budget_bytes, self._device, self._graph_bytes, tolerant=self._tolerant
+        )
         async with deadline.limit(f"the replay of {directory.name}"), self._turn:
             answer = await self._ask(request, fresh=fresh)
             if answer.code == OTHER_SETTINGS:

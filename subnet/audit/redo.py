@@ -2,7 +2,8 @@
 
 Items, sums, slices and fingerprints are computed by the very code that miners run, one partial after the other. Only what
 lies in the work itself (an input that can't be decoded, a loss that isn't finite) makes an item fail; what this machine can't
-do raises :class:`MachineFault` and accuses nobody.
+do raises :class:`MachineFault` and accuses nobody. On a machine of another class nothing is said to be wrong, only how far
+apart things are (:mod:`subnet.audit.tolerance`). However many partials there are, two sums are in memory at most.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 from torch import Tensor
@@ -30,14 +32,15 @@ from subnet.audit.case import (
     digest,
 )
 from subnet.audit.check import can_update, check_case, needed_version, shared_partitions
-from subnet.audit.shadow import Blobs, Buffer, ShadowPool, WrongRoots, opened
+from subnet.audit.shadow import Blobs, Buffer, ShadowPool, Tick, WrongRoots, no_tick, opened
+from subnet.audit.tolerance import Computed, Elsewhere, Measure, SumsApart, sums_apart
 from subnet.engine.stage_executor import PartialKey, StageExecutor, StagePartial
-from subnet.engine.stage_merge import HashedSlice, MergedPartition, StageMerge
+from subnet.engine.stage_merge import HashedSlice, MergedPartition, SliceEncoder, StageMerge
 from subnet.engine.stage_state import StageState
 from subnet.errors import InputError, IotaError
 from subnet.model.items import ItemFailed, ItemShape, failure_hash
 from subnet.model.plan import ModelPlan
-from subnet.numerics.fixed_point import NonFiniteGradient
+from subnet.numerics.fixed_point import NonFiniteGradient, host_exponents
 from subnet.run.schedule import bits_fp32
 from subnet.words import ItemKey, Member, short
 
@@ -60,31 +63,35 @@ def redo(
     tokens: Tokens,
     *,
     graph_budget_bytes: int = GRAPH_BUDGET_BYTES,
+    elsewhere: Elsewhere | None = None,
     said: Callable[[str], None] = lambda words: None,
+    tick: Tick = no_tick,
 ) -> Findings:
-    """Replay the case; ``said`` is told how it goes. Raises our errors where it can't be replayed."""
+    """Replay the case; ``said`` and ``tick`` are told how it goes. Raises our errors where it can't be replayed."""
     check_case(case)
     source, began_s = _Counting(blobs), time.perf_counter()
-    shadow = pool.at(case.stage, case.state, source)
+    shadow = pool.at(case.stage, case.state, source, tick)
     state_s = time.perf_counter() - began_s
     said(f"stage {case.stage} is at state {shadow.state.next_step} ({state_s:.1f} s)")
-    replay = _Replay(case, pool.plan, shadow.state, source, tokens, graph_budget_bytes, said)
+    measure = Measure.of(pool.plan, elsewhere) if elsewhere is not None else None
+    replay = _Replay(case, pool.plan, shadow.state, source, tokens, graph_budget_bytes, measure, said, tick)
     partials = tuple(replay.partial(partial) for partial in case.partials)
     merge = replay.merge(case.merge) if case.merge is not None and case.merge.whole else None
     wrong_roots = shadow.wrong_roots
     clean = merge is not None and not merge.wrong and not any(partial.wrong for partial in partials)
-    if clean and can_update(case):
+    if clean and measure is None and can_update(case):
         began_s = time.perf_counter()
         wrong_roots += replay.update(pool)
         state_s += time.perf_counter() - began_s
     return Findings(
-        digest=digest(partials),
+        digest=digest(partials) if measure is None else "",
         partials=partials,
         merge=merge,
         wrong_roots=wrong_roots,
         compute_s=replay.compute_s,
         state_s=state_s,
         read_bytes=source.read_bytes,
+        other_class=measure.result() if measure is not None else None,
     )
 
 
@@ -111,14 +118,6 @@ class _ScalesOf:
 
 
 @dataclass
-class _Sum:
-    """A partial's slices; kept only where all of them are to be merged."""
-
-    num_items: int
-    slices: dict[int, HashedSlice]
-
-
-@dataclass
 class _Replay:
     case: Case
     plan: ModelPlan
@@ -126,11 +125,17 @@ class _Replay:
     blobs: Blobs
     tokens: Tokens
     graph_budget_bytes: int
+    measure: Measure | None
     said: Callable[[str], None]
+    tick: Tick
     compute_s: float = 0.0
+    num_redone: int = 0
     _executor: StageExecutor = field(init=False)
     _merge: StageMerge = field(init=False)
-    _sums: dict[Member, _Sum] = field(init=False, default_factory=dict[Member, _Sum])
+    _total: StagePartial | None = field(init=False, default=None)
+    """The sum of the partials so far; kept only where all of them are to be merged."""
+    _slices_of: dict[Member, dict[int, str]] = field(init=False, default_factory=dict[Member, dict[int, str]])
+    """Hashes of the true slices of the members whose sums are in it."""
     _merged: dict[int, MergedPartition] = field(init=False, default_factory=dict[int, MergedPartition])
 
     def __post_init__(self) -> None:
@@ -143,6 +148,7 @@ class _Replay:
         self._merge = StageMerge(self.plan, case.stage, _ScalesOf(self.state, case.step))
         self._shape = ItemShape.of(self.plan)
         self._is_first, self._is_last = self.plan.is_first(case.stage), self.plan.is_last(case.stage)
+        self._num_items = sum(len(partial.items) for partial in case.partials)
 
     # --- items -------------------------------------------------------------------------------------------------
 
@@ -150,43 +156,79 @@ class _Replay:
         """One member's sum, from its first item to its fingerprints."""
         member, wrong = partial.member, list[str]()
         key = PartialKey(self.case.step, member.term, member.number, 0)
-        items = tuple(self._item(given, key, wrong) for given in partial.items)
+        items = tuple(self._item(member, given, key, wrong) for given in partial.items)
         slices: tuple[tuple[int, str], ...] = ()
         fingerprints: FingerprintValues = ()
         if any(item.failure for item in items):
-            wrong.append("no sum can hold an item that can't be computed: the slices can't be right")
+            self._no_sum(member, wrong)
         else:
             summed = self._executor.partials[key]
             slices = self._slices(partial, summed, wrong)
             fingerprints = self._fingerprints(partial, summed, wrong)
+            if self.case.merge is not None and self.case.merge.whole:
+                self._slices_of[member] = dict(slices)
+                self._add(key)
         self._executor.drop_partial(key)
-        self.said(f"{member}: {len(items)} items redone, {len(wrong) or 'nothing'} wrong")
+        self.said(
+            f"{member}: {len(items)} items redone" + ("" if self.measure else f", {len(wrong) or 'nothing'} wrong")
+        )
         return RedonePartial(member, items, slices, fingerprints, tuple(wrong))
 
-    def _item(self, given: ItemCase, key: PartialKey, wrong: list[str]) -> RedoneItem:
+    def _no_sum(self, member: Member, wrong: list[str]) -> None:
+        if self.measure is not None:
+            self.measure.no_sum(member)
+        else:
+            wrong.append("no sum can hold an item that can't be computed: the slices can't be right")
+
+    def _add(self, key: PartialKey) -> None:
+        """Whole numbers below 2^24: fp32 adds them exactly, in any order."""
+        total = self._total
+        if total is None:
+            self._total = self._executor.partials.pop(key)
+            return
+        summed = self._executor.partials[key]
+        for index, part in summed.sums.items():
+            whole = total.sums[index]
+            whole.values.add_(part.values)
+            torch.maximum(whole.maxima, part.maxima, out=whole.maxima)
+            whole.num_items += part.num_items
+        total.microbatches |= summed.microbatches
+
+    def _item(self, member: Member, given: ItemCase, key: PartialKey, wrong: list[str]) -> RedoneItem:
+        """One item; what differs goes to ``wrong``, or on a foreign machine to the measure."""
         item = ItemKey(self.case.step, given.microbatch, self.case.stage)
-        x = self.blobs(given.x) if given.x else None
-        gradient = self.blobs(given.gradient) if given.gradient else None
-        rows = self.tokens(item) if self._is_first or self._is_last else None
-        forward = ""
         try:
-            self._check_input(item, x, "input", self._is_first)
-            self._check_input(item, gradient, "gradient", self._is_last)
-            if not self._is_last:
-                made = self._executor.forward(item, x, rows, keep_graph=True)
-                self.compute_s += made.compute_s
-                forward = _hash(made.output)
-            back = self._executor.backward(item, gradient, x, rows, partial=key)
-            self.compute_s += back.compute_s
+            computed = self._compute(item, given, key)
         except ItemFailed as failed:
             self._executor.drop_graph(item)
             if not _is_of_the_work(failed):
                 raise MachineFault(f"{failed.reason}", hint="more memory, or another machine of the class") from failed
-            wrong.append(f"item {item} can't be computed from what went into it: {failed.reason}")
-            return RedoneItem(given.microbatch, forward, "", None, failed.hash)
-        redone = RedoneItem(given.microbatch, forward, _hash(back.output), back.loss_bits)
-        wrong += _item_differences(item, given, redone)
-        return redone
+            if self.measure is None:
+                wrong.append(f"item {item} can't be computed from what went into it: {failed.reason}")
+            computed = Computed(RedoneItem(given.microbatch, "", "", None, failed.hash))
+        if self.measure is not None:
+            self.measure.item(member, item, given, computed)
+        elif not computed.redone.failure:
+            wrong += _item_differences(item, given, computed.redone)
+        self.num_redone += 1
+        self.tick("items", self.num_redone, self._num_items)
+        return computed.redone
+
+    def _compute(self, item: ItemKey, given: ItemCase, key: PartialKey) -> Computed:
+        """Forward and backward; what comes out is added to the partial, whole or (:class:`ItemFailed`) not at all."""
+        x = self.blobs(given.x) if given.x else None
+        gradient = self.blobs(given.gradient) if given.gradient else None
+        rows = self.tokens(item) if self._is_first or self._is_last else None
+        forward: memoryview | None = None
+        self._check_input(item, x, "input", self._is_first)
+        self._check_input(item, gradient, "gradient", self._is_last)
+        if not self._is_last:
+            made = self._executor.forward(item, x, rows, keep_graph=True)
+            forward, self.compute_s = made.output, self.compute_s + made.compute_s
+        back = self._executor.backward(item, gradient, x, rows, partial=key)
+        self.compute_s += back.compute_s
+        redone = RedoneItem(given.microbatch, _hash(forward), _hash(back.output), back.loss_bits)
+        return Computed(redone, forward, back.output)
 
     def _check_input(self, item: ItemKey, data: Buffer | None, what: str, is_end: bool) -> None:
         """Bytes that nobody can have computed with make the item fail, as they would on any machine."""
@@ -200,19 +242,33 @@ class _Replay:
     # --- sums --------------------------------------------------------------------------------------------------
 
     def _slices(self, partial: PartialCase, summed: StagePartial, wrong: list[str]) -> tuple[tuple[int, str], ...]:
-        made = self._merge.slices(summed)
-        if self.case.merge is not None and self.case.merge.whole:
-            self._sums[partial.member] = _Sum(len(summed.microbatches), made)
-        claimed = dict(partial.commitment.hashes)
-        for index in sorted(made):
-            if made[index].hash != claimed[index]:
-                true = short(made[index].hash)
+        encoder, claimed = SliceEncoder(self._merge, summed), dict(partial.commitment.hashes)
+        found: list[tuple[int, str]] = []
+        for index in sorted(self._merge.partitions):
+            made = encoder.make(index)
+            found.append((index, made.hash))
+            if self.measure is not None:
+                self.measure.slice(partial, index, made.hash, self._apart(index, claimed[index], made))
+            elif made.hash != claimed[index]:
+                true = short(made.hash)
                 wrong.append(f"slice of partition {index}: claimed {short(claimed[index])}, it is {true}")
-        return tuple((index, made[index].hash) for index in sorted(made))
+        return tuple(found)
+
+    def _apart(self, index: int, claimed: str, made: HashedSlice) -> SumsApart:
+        """Distances of claimed bytes of a sum from the one that was made here."""
+
+        def apart(data: Buffer, packed: bool) -> tuple[float, float]:
+            theirs = self._merge.accept_slice(index, data, made.num_items, claimed, packed=packed)
+            partition, section = self._merge.find(index)
+            scales = self.state.exponents(section.index, self.case.step)
+            exponents = None if scales is None else host_exponents(scales)
+            return sums_apart(section, partition, theirs, made.data, made.num_items, exponents)
+
+        return apart
 
     def _fingerprints(self, partial: PartialCase, summed: StagePartial, wrong: list[str]) -> FingerprintValues:
         merge = self.case.merge
-        if merge is None or not merge.seed:
+        if merge is None or not merge.seed or self.measure is not None:
             return ()
         seed = bytes.fromhex(merge.seed)
         found = self._merge.partial_fingerprints(summed, seed, total_items=merge.total_items)
@@ -228,19 +284,26 @@ class _Replay:
 
     def merge(self, merge: MergeCase) -> RedoneMerge | None:
         """Each partition from the true slices; None where one of the sums can't be had."""
-        if len(self._sums) != len(self.case.partials):
+        total = self._total
+        if total is None or len(self._slices_of) != len(self.case.partials):
             return None
         shared = shared_partitions(self.plan, self.case.stage)
-        told = {one.partition: one for one in merge.merged}
+        told, encoder = {one.partition: one for one in merge.merged}, SliceEncoder(self._merge, total)
         wrong: list[tuple[int, str]] = []
         for index in sorted(self._merge.partitions):
             if index in shared:
                 continue
-            slices: list[tuple[Buffer, int]] = [(s.slices[index].data, s.num_items) for s in self._sums.values()]
-            done = self._merged[index] = self._merge.merge_partition(index, slices, total_items=merge.total_items)
-            if index in told:
+            made = encoder.make(index)
+            whole = self._merge.merge_partition(index, [(made.data, made.num_items)], total_items=merge.total_items)
+            done = self._merged[index] = MergedPartition(made.data, made.hash, whole.squares)
+            if index not in told:
+                continue
+            if self.measure is not None:
+                self.measure.merged(told[index], made.hash, self._apart(index, told[index].hash, made))
+            else:
                 wrong += [(index, why) for why in self._merge_differences(told[index], done, merge.total_items)]
-        self.said(f"merge: {len(self._merged)} partitions summed, {len(wrong) or 'nothing'} wrong")
+        words = "" if self.measure else f", {len(wrong) or 'nothing'} wrong"
+        self.said(f"merge: {len(self._merged)} partitions summed{words}")
         return RedoneMerge(tuple((index, done.hash) for index, done in self._merged.items()), tuple(wrong))
 
     def _merge_differences(self, told: MergedCase, done: MergedPartition, total_items: int) -> list[str]:
@@ -260,7 +323,7 @@ class _Replay:
     def _slices_hold(self, index: int) -> bool:
         """Whether every contributor committed to its true slice of the partition: then the owner alone can be wrong."""
         return all(
-            dict(partial.commitment.hashes)[index] == self._sums[partial.member].slices[index].hash
+            dict(partial.commitment.hashes)[index] == self._slices_of[partial.member][index]
             for partial in self.case.partials
         )
 

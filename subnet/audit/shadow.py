@@ -8,7 +8,7 @@ it left behind. A root that differs is a finding and no error; an error drops th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,6 +17,7 @@ from blake3 import blake3
 
 from subnet.allocator import give_back
 from subnet.audit.case import LogStep, StateRef
+from subnet.audit.memory import state_bytes
 from subnet.engine.stage_merge import StageMerge
 from subnet.engine.stage_state import StageState
 from subnet.errors import HashMismatch, InputError, OutOfSpace
@@ -29,8 +30,14 @@ Blobs = Callable[[str], Buffer]
 """The bytes of a hash, checked against it; raises where they aren't there."""
 WrongRoots = tuple[tuple[int, str], ...]
 
+Tick = Callable[[str, int, int], None]
+"""Told of progress: (what, done, of how many)."""
 _REMEMBERED = 1024
 """Updates behind a state that it is recognised by."""
+
+
+def no_tick(what: str, done: int, total: int) -> None:
+    """Nobody listens."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +81,17 @@ class _Kept:
 
 
 class ShadowPool:
-    """``budget_bytes`` bounds the states that are kept, not the work on one; one stage must fit."""
+    """``budget_bytes`` bounds the states that are kept and, beside them, what the work on a stage takes (``work_bytes``)."""
 
-    def __init__(self, plan: ModelPlan, *, budget_bytes: int, device: str = "cpu") -> None:
-        self.plan, self.budget_bytes = plan, budget_bytes
+    def __init__(
+        self,
+        plan: ModelPlan,
+        *,
+        budget_bytes: int,
+        work_bytes: Callable[[int], int] = lambda stage: 0,
+        device: str = "cpu",
+    ) -> None:
+        self.plan, self.budget_bytes, self._work_bytes = plan, budget_bytes, work_bytes
         self.device = torch.device(device)
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
 
@@ -91,18 +105,20 @@ class ShadowPool:
         kept = self._kept.get(stage)
         return kept.version if kept is not None and kept.leads_to(ref) else None
 
-    def at(self, stage: int, ref: StateRef, blobs: Blobs) -> Shadow:
+    def at(self, stage: int, ref: StateRef, blobs: Blobs, tick: Tick = no_tick) -> Shadow:
         """The stage's state at the end of the reference's log."""
         kept = self._kept.get(stage)
         try:
+            self.make_room(stage)
             if kept is None or not kept.leads_to(ref):
                 kept = self._load(stage, ref, blobs)
             self._kept.move_to_end(stage)
             if ref.root and kept.version == ref.version:
                 self._note_root(kept)
-            for log in ref.log:
+            for number, log in enumerate(ref.log):
                 if log.step == kept.version:
                     self._follow(stage, kept, log, blobs)
+                    tick("updates", number + 1, len(ref.log))
         except BaseException:
             self._kept.pop(stage, None)
             raise
@@ -126,28 +142,31 @@ class ShadowPool:
 
     def _load(self, stage: int, ref: StateRef, blobs: Blobs) -> _Kept:
         old = self._kept.pop(stage, None)
-        size_bytes = state_bytes(self.plan, stage)
-        self._make_room(stage, size_bytes)
         state = old.state if old is not None else StageState(self.plan, stage, device=self.device)
         manifest = decode_manifest(memoryview(blobs(ref.manifest)))
         state.load(select_entries(manifest, state.specs), lambda ref: memoryview(blobs(ref.hash)))
         if state.next_step != ref.version:
             raise InputError(f"the snapshot is of state {state.next_step}, not {ref.version}")
-        kept = self._kept[stage] = _Kept(state, size_bytes, ref.version, ref.manifest)
+        kept = self._kept[stage] = _Kept(state, state_bytes(self.plan, stage), ref.version, ref.manifest)
         return kept
 
-    def _make_room(self, stage: int, size_bytes: int) -> None:
-        if size_bytes > self.budget_bytes:
+    def make_room(self, stage: int) -> None:
+        """For the stage's state and the work on it; the states of others that were used least lately go."""
+        size_bytes, work_bytes = state_bytes(self.plan, stage), self._work_bytes(stage)
+        left = self.budget_bytes - size_bytes - work_bytes
+        if left < 0:
             raise OutOfSpace(
-                f"the state of stage {stage} takes {size_bytes} bytes, the budget for audits is {self.budget_bytes}",
+                f"stage {stage} takes {size_bytes} bytes for its state and {work_bytes} for the work on it, "
+                f"the budget for audits is {self.budget_bytes}",
                 hint="raise the memory that audits may take",
             )
-        while self._kept and sum(kept.size_bytes for kept in self._kept.values()) + size_bytes > self.budget_bytes:
-            self._kept.popitem(last=False)
+        others = [other for other in self._kept if other != stage]
+        while others and sum(self._kept[other].size_bytes for other in others) > left:
+            del self._kept[others.pop(0)]
 
     def _follow(self, stage: int, kept: _Kept, log: LogStep, blobs: Blobs) -> None:
         merge = StageMerge(self.plan, stage, kept.state)
-        merged = {index: opened(merge, log, index, blobs) for index in merge.partitions}
+        merged = Sealed(merge, log, blobs)
         self._apply(stage, kept, log, merged, {index: hash_ for index, hash_, _, _ in log.partitions}, merge)
         if log.root:
             self._note_root(kept)
@@ -174,6 +193,27 @@ class ShadowPool:
             kept.roots[kept.version] = kept.state.stage_root()
 
 
+class Sealed(Mapping[int, Buffer]):
+    """The stage's merged partitions of the log, each read when it is asked for: one is in memory at a time."""
+
+    def __init__(self, merge: StageMerge, log: LogStep, blobs: Blobs) -> None:
+        self._merge, self._log, self._blobs = merge, log, blobs
+
+    def __getitem__(self, index: int) -> Buffer:
+        if index not in self._merge.partitions:
+            raise KeyError(index)
+        return opened(self._merge, self._log, index, self._blobs)
+
+    def __contains__(self, index: object) -> bool:
+        return index in self._merge.partitions
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._merge.partitions)
+
+    def __len__(self) -> int:
+        return len(self._merge.partitions)
+
+
 def opened(merge: StageMerge, log: LogStep, index: int, blobs: Blobs) -> Buffer:
     """The canonical bytes of a merged partition of the log, unpacked where they were stored in exact widths."""
     _, hash_, blob, _ = next(named for named in log.partitions if named[0] == index)
@@ -184,18 +224,6 @@ def opened(merge: StageMerge, log: LogStep, index: int, blobs: Blobs) -> Buffer:
     if blake3(canonical).hexdigest() != hash_:
         raise HashMismatch(f"update {log.step}: merged partition {index} is not what its hash {short(hash_)} says")
     return canonical
-
-
-def state_bytes(plan: ModelPlan, stage: int) -> int:
-    """Bytes that a :class:`StageState` takes."""
-    delay, layout = plan.config.pipeline.update_delay, plan.layout
-    total = 0
-    for index in layout.stage_sections[stage]:
-        section = layout.sections[index]
-        total += section.num_elements * 4 * (3 + delay) + section.num_blocks * (4 * (2 + delay) + 2 * (1 + delay))
-        if plan.config.precision.compute == "bf16":
-            total += section.num_elements * 2 * (1 + delay)
-    return total
 
 
 def _named_roots(ref: StateRef) -> dict[int, str]:
