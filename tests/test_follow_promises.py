@@ -101,10 +101,10 @@ def case_of(*said: tuple[str, str], outcome: str = "convicted", charge: str = "p
 
 
 def test_nobody_is_convicted_on_one_word() -> None:
-    leader = FIRST.hotkey
-    assert case_of() == ["convicted_alone"]
-    assert case_of((leader, "right")) == ["convicted_alone"]
-    assert case_of(("somebody", "another digest")) == ["convicted_alone"]
+    for said in ([], [("somebody", "another digest")]):
+        with pytest.raises(InvariantBroken, match="no third party"):
+            case_of(*said)
+    assert case_of((FIRST.hotkey, "right")) == ["convicted_alone"]  # it leads
     assert case_of(("somebody", "right")) == []
     assert case_of(("somebody", "no"), (SECOND.hotkey, "right")) == []
     assert case_of(charge="unopened") == []

@@ -238,12 +238,16 @@ class FollowedRun:
         if not path.exists():
             return
         raw = path.read_bytes()
+        parts = (self.watch.audits.ledger, self.promises, self.book, self.judging, self.todo)
+        empty = [part.dump() for part in parts]
         try:
             if blake3(_DOMAIN + raw[32:]).digest() != raw[:32]:
                 raise Corrupt("its hash doesn't fit")
             self._load(_decoder.decode(raw[32:]))
         except (msgspec.MsgspecError, Corrupt) as error:
             logger.warning("run {}: {} can't be used ({}): from segment 0", self.run_id, path, error)
+            for part, data in zip(parts, empty, strict=True):
+                part.load(data)
 
     def _load(self, copy: _Copy) -> None:
         if copy.version != VERSION or copy.run_id != self.run_id:
