@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from schedule_toy import plan_run
@@ -41,12 +42,18 @@ class Journal:
         self.records: list[ev.Record] = []
         self.book = RunBook(self.policy)
         self.audits = 0
+        self.done = set[tuple[int, int, int]]()
+        """(step, microbatch, stage) whose lease is done."""
         self.add(planned(audit), ev.TermStarted(1, "leader", "n"))
 
     def add(self, *events: Event) -> Journal:
         for event in events:
             record = ev.Record(len(self.records), round(self.now_s * 1e9), event)  # type: ignore[arg-type]
             self.records.append(record)
+            if isinstance(event, ev.Backwarded):
+                self.done.add((event.step, event.microbatch, event.stage))
+            elif isinstance(event, ev.Voided | ev.Rewound | ev.TermStarted | ev.Gone):
+                self.done.clear()  # whatever is sealed then is done again here
             self.book.note(record)
         return self
 
@@ -58,11 +65,20 @@ class Journal:
         who = member(name, number, term)
         return self.add(ev.Joined(who, "cold" + name, stage, f"b{number}", "h", 1, registered_at_block=block))
 
+    def work(self, step: int, who: Member, items: Iterable[int], stage: int = 0) -> Journal:
+        """Leases that are done in time, or were done already."""
+        for m in items:
+            if (step, m, stage) not in self.done:
+                self.add(ev.Leased(step, m, stage, who, 1), ev.Backwarded(step, m, stage, 1, ""))
+        return self
+
     def seal(self, step: int, shares: dict[Member, int], stage: int = 0) -> Journal:
-        """Stage ``stage`` of the step, so many items by member."""
+        """Stage ``stage`` of the step, so many items by member, done just before if they weren't."""
         first, entries = 0, list[Commitment]()
         for who, count in shares.items():
-            entries.append(Commitment(who, stage, tuple(range(first, first + count)), ((0, "h"),)))
+            items = tuple(range(first, first + count))
+            entries.append(Commitment(who, stage, items, ((0, "h"),)))
+            self.work(step, who, items, stage)
             first += count
         return self.add(ev.StageSealed(step, stage, 1, tuple(entries), ("h",), (("b", 1),), "0"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,9 @@ from lead_cases import FIRST, Keys, Run
 from ledger_cases import with_audits
 
 from iota.cli.main import main
-from iota.cli.scores import _policy, explained
+from iota.cli.scores import _policy
 from iota.score_recompute import Recomputed, recompute_run
+from iota.score_tables import print_detail
 from subnet.errors import ConfigError, Corrupt, NotFound, Refusal, Refused
 from subnet.net.border import Listener, listen
 from subnet.net.client import SignedClient
@@ -29,13 +31,18 @@ from subnet.run.config import AuditSection
 from subnet.run.state import RunState, new_state
 from subnet.score.api import ScoreDetail, ScoreList, Standing
 from subnet.score.policy import ScorePolicy
+from subnet.score.score import Score
 from subnet.timing import Deadline, ManualClock
 from subnet.words import Member
+from validator.journal_store import JournalStore
+from validator.policy import AuditPolicy
 from validator.refusals import KEPT_EACH, MAX_HOTKEYS, Refusals
-from validator.score_api import ScoreDesk, in_words, score_routes, standing
+from validator.score_api import ScoreDesk, score_routes, standing
 from validator.score_files import NAME, keep_book, load_books
+from validator.score_holds import holds_of, where_of
 from validator.scoring import ScoreBook
 
+NOW_S = 1_700_000_000.0
 AUDIT = AuditSection(rate=0.03, before_seal="probation", probation_items=16)
 
 
@@ -66,8 +73,13 @@ def half_way(seed: int = 54) -> RunState:
     raise AssertionError("nothing was leased")
 
 
-def words(session: Session, hotkey: str) -> str:
-    return "\n".join(in_words(standing(session, hotkey)))
+def words(
+    session: Session, hotkey: str, registrations: dict[str, int] | None = None, score: Score | None = None
+) -> str:
+    """All holds, a line each: what, why, until when."""
+    where = standing(session, hotkey)
+    holds = holds_of(hotkey, NOW_S, score, where, (), registrations, AuditPolicy())
+    return "\n".join([where_of(where), *(f"{hold.what}: {hold.why}; until {hold.ends}" for hold in holds)])
 
 
 def test_where_a_hotkey_stands_and_what_it_waits_for():
@@ -76,18 +88,24 @@ def test_where_a_hotkey_stands_and_what_it_waits_for():
     member, info = next((m, i) for m, i in state.members.items() if state.work is not None and m in state.work.held)
     said = words(session, member.hotkey)
     assert f"a member of run toy: stage {info.stage}, 1 items leased and not done" in said
-    assert "on probation: 12 of 16 items until its word is taken" in said
+    assert "probation: new or suspected: 12 of 16 items were redone and right, each sum before its seal" in said
+    assert "until 4 more items are redone and right" in said
     state.audits.clean[member.hotkey] = 16
-    assert "on probation" not in words(session, member.hotkey)
-    assert "redone with probability 0.03" in words(session, member.hotkey)
+    assert "probation" not in words(session, member.hotkey)
+    found = standing(session, member.hotkey)
+    assert found is not None
+    assert found.audit_rate == 0.03
     state.audits.marks[member.hotkey] = 1
     assert "redone with probability 0.12" in words(session, member.hotkey)
     state.audits.open[4] = OpenAudit(0, info.stage, 0, (member,), "leader")
-    assert f"audit 4 of its sum of step 0, stage {info.stage} is open" in words(session, member.hotkey)
-    assert "not a member of run toy; it may join" in words(session, "stranger")
+    assert f"audit: audit 4 redoes its sum of step 0, stage {info.stage}; until at most" in words(
+        session, member.hotkey
+    )
+    assert words(session, "stranger") == "not a member of run toy\nprobation: new or suspected: 0 of 16 items were " + (
+        "redone and right, each sum before its seal; until 16 more items are redone and right"
+    )
     session.back_off, state.absences["gone"], session.waits = 7.6, 3, "stage 1: nobody serves it"
-    assert "gone silently 3 times: a join is heard in 8 s" in words(session, "gone")
-    assert "it may join" not in words(session, "gone")
+    assert "back-off: gone silently 3 times: a join isn't heard yet; until in 8 s" in words(session, "gone")
     assert "the run waits for stage 1" in words(session, "gone")
 
 
@@ -97,23 +115,53 @@ def test_cases_quarantine_and_conviction():
     who = Member("liar", 1, 1)
     audits.cases[2] = CaseState("liar", who, "c", 3, 0, "partial", "b", "d", sealed=True, branch=0)
     audits.quarantined["liar"] = 2
-    assert "in quarantine until case 2 is closed" in words(session, "liar")
-    assert "case 2 (partial, step 3, stage 0): open" in words(session, "liar")
+    said = words(session, "liar")
+    assert (
+        "quarantine: case 2 is open (step 3, stage 0): its sum isn't that of its items; until case 2 is closed" in said
+    )
+    assert "at most 3 third parties are asked" in said
     del audits.quarantined["liar"]
     audits.cases[2].outcome = "convicted"
     session.audit_state.convicted.add("liar")
     audits.unopened["liar"] = 2
     said = words(session, "liar")
-    assert "convicted: it can't join" in said
-    assert "case 2 (partial, step 3, stage 0): convicted" in said
-    assert "2 times it didn't open evidence" in said
-    audits.cases[2].upheld = False
-    assert "convicted, overturned by an appeal" in words(session, "liar")
+    assert "quarantine" not in said
+    assert (
+        "convicted: convicted of a lie in run toy: it can't join; until the run ends, or an appeal is granted" in said
+    )
+    assert "unopened: 2 times it didn't open evidence" in said
+    found = standing(session, "liar")
+    assert found is not None
+    assert (found.cases[0].outcome, found.cases[0].upheld) == ("convicted", True)
+
+
+def test_a_conviction_in_the_score_says_when_it_is_forgotten():
+    from score_cases import Journal, member
+
+    j = Journal().join("a").join("b").seal(0, {member("a"): 2, member("b"): 2}).add(ev.Gone(member("a"), "liar"))
+    score = j.scores()["a"]
+    assert score.convicted_until_s == pytest.approx(j.now_s + 3000.0)
+    found = holds_of("a", j.now_s + 1000.0, score, None, (), None, AuditPolicy())
+    assert (found[0].what, found[0].ends_in_s) == ("convicted", pytest.approx(2000.0))
+    assert "its sums contradict their fingerprints: its score is 0" in found[0].why
+    assert "1970-01-01 01:06:40 UTC" in found[0].ends
+
+
+def test_a_new_registration_and_none_are_said():
+    from score_cases import Journal, member
+
+    session, score = Session(half_way()), Journal().join("a").seal(0, {member("a"): 2}).scores()["a"]
+    assert "registration" not in words(session, "a", {"a": 7}, score)
+    assert "registration" not in words(session, "a", None, score)
+    again = words(session, "a", {"a": 9}, score)
+    assert "what it earned belongs to its registration at block 7; now it is that of block 9: no weight" in again
+    assert "it isn't registered on the subnet" in words(session, "a", {"b": 9}, score)
 
 
 def test_no_run_no_standing():
     assert standing(Session(new_state()), "a") is None
-    assert in_words(None) == ("no run is active",)
+    holds = holds_of("a", NOW_S, None, None, (), None, AuditPolicy())
+    assert [(hold.what, hold.ends) for hold in holds] == [("no run", "one is submitted")]
 
 
 def test_refusals_are_counted_and_bounded():
@@ -176,7 +224,8 @@ async def test_scores_are_public_best_first_and_sum_to_one(served: Served):
     assert sum(score.total for score in found.scores) == pytest.approx(1.0)
     assert (detail.score, detail.place, detail.num_scores) == (found.scores[0], 1, len(found.scores))
     assert detail.policy == found.policy == ScorePolicy()
-    assert any(line.startswith("worth = ") for line in detail.arithmetic)
+    assert [term.name for term in detail.terms][-3:] == ["reliability", "worth", "score"]
+    assert detail.terms[-1].value == found.scores[0].total
 
 
 async def test_the_command_line_explains(served: Served, capsys: pytest.CaptureFixture[str]):
@@ -191,21 +240,24 @@ async def test_the_command_line_explains(served: Served, capsys: pytest.CaptureF
     assert json.loads(await iota("list", "--json"))["runs"] == ["toy-1"]
     text = await iota("explain", "hot0")
     for part in (
-        "hot0: place",
-        "Score",
-        "uptime = (",
-        "reliability = ",
-        "Standing",
-        "Refused joins",
-        "back_off: gone silently once",
+        r"^hot0: place \d of \d",
+        r"^uptime +[01]\S* +\(\S+ \+ 900\) / \(",
+        r"^deadlines +\S+ +\S+ / \(\S+ \+ \S+ \+ 16\)",
+        r"^reliability +\S+ +\S+\^1 x \S+\^1 x \S+\^2",
+        r"^score +\S+ +\S+ / \S+, everybody's worth",
+        r"^refused +back_off at 20\S+ \S+ UTC: gone silently once +in 30 s it may ask again +wait$",
     ):
-        assert part in text
-    assert json.loads(await iota("explain", "hot0", "--json"))["hotkey"] == "hot0"
+        assert re.search(part, text, re.MULTILINE), part
+    told = json.loads(await iota("explain", "hot0", "--json"))
+    assert told["hotkey"] == "hot0"
+    assert {"what", "why", "ends", "ends_in_s", "hint"} <= set(told["holds"][0])
     served.session = None
-    assert "no run is active" in await iota("explain", "nobody1")
+    text = await iota("explain", "nobody1")
+    assert "no score: never a member here, or forgotten" in text
+    assert re.search("^no run +no run is active +one is submitted", text, re.MULTILINE)
 
 
-def test_unpaid_sums_are_named():
+def test_unpaid_sums_are_named(capsys: pytest.CaptureFixture[str]):
     from score_cases import Journal, member
 
     j = Journal().join("a").seal(3, {member("a"): 4}).audit(3, failed=(member("a"),))
@@ -216,13 +268,16 @@ def test_unpaid_sums_are_named():
         score=None,
         place=0,
         num_scores=1,
-        arithmetic=(),
+        terms=(),
         unpaid=j.book.unpaid("a"),
         refusals=(),
         standing=Standing(run="toy", stage=None),
-        said=(),
+        where="",
+        holds=(),
     )
-    assert any("step 3, stage 0: 4 items" in line and "failed (audit 1, run toy)" in line for line in explained(detail))
+    print_detail(detail)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["3", "0", "4", "4096", "failed", "1", "toy"] in lines
 
 
 # --- from the log store --------------------------------------------------------------------------------------------
@@ -287,14 +342,28 @@ def test_a_policy_file(tmp_path: Path):
 
 
 def test_what_was_earned_in_finished_runs_counts_after_a_restart(tmp_path: Path):
-    entry = SimpleNamespace(finished=True, directory=tmp_path, stored=SimpleNamespace(run_id="toy-1"))
+    """From its file; where that is spoilt, missing or of another policy from the journal beside it; without that it is lost."""
+    journal, stored = tmp_path / "journal.db", SimpleNamespace(run_id="toy-1")
+    entry = SimpleNamespace(finished=True, directory=tmp_path, stored=stored, journal_path=journal)
     registry = SimpleNamespace(entries={"toy": entry})
-    _, _, book = in_store(run_id="toy-1")
+
+    def loaded(policy: ScorePolicy | None = None) -> dict[str, Score]:
+        book = ScoreBook(policy)
+        load_books(registry, book)  # type: ignore[arg-type]
+        return book.scores(5.0)
+
+    _, run, book = in_store(run_id="toy-1")
     keep_book(tmp_path, book.run("toy-1"))
-    again = ScoreBook()
-    load_books(registry, again)  # type: ignore[arg-type]
-    assert again.scores(5.0) == book.scores(5.0) != {}
+    assert loaded() == book.scores(5.0) != {}
     (tmp_path / NAME).write_bytes(b"\x91spoilt")
-    empty = ScoreBook()
-    load_books(registry, empty)  # type: ignore[arg-type]
-    assert empty.scores(5.0) == {}
+    assert loaded() == {}
+    JournalStore.create(journal, run.records, run.segments)
+    assert loaded() == book.scores(5.0)
+    assert (tmp_path / NAME).read_bytes() != b"\x91spoilt", "what was counted anew wasn't kept"
+    (tmp_path / NAME).unlink()
+    assert loaded() == book.scores(5.0)
+    quick = ScorePolicy(half_life_s=60.0)
+    fresh = ScoreBook(quick)
+    for data in run.records:
+        fresh.run("toy-1").note(msgspec.msgpack.decode(data, type=ev.Record))
+    assert loaded(quick) == fresh.scores(5.0) != book.scores(5.0)

@@ -12,16 +12,18 @@ from subnet.errors import ConfigError
 from subnet.model.plan import ModelPlan, ModelUnits
 from subnet.run import events as ev
 from subnet.run.config import AuditSection
-from subnet.score.book import RunBook, item_flops
+from subnet.score.accounts import item_flops
+from subnet.score.book import RunBook
 from subnet.score.policy import ScorePolicy
 from subnet.score.recompute import combined
-from subnet.score.score import arithmetic
+from subnet.score.score import whole_worth
+from subnet.score.terms import terms_of
 from subnet.words import TensorSpec
 
 A, B = member("a"), member("b")
 FLOPS = 2.0 * TOKENS
 """Of an item of stage 0."""
-PLAIN = ScorePolicy(half_life_s=100.0, uptime_exponent=0.0, deadline_exponent=0.0, audit_exponent=0.0)
+PLAIN = ScorePolicy(half_life_s=100.0, uptime_exponent=0, deadline_exponent=0, audit_exponent=0)
 
 
 def two(policy: ScorePolicy | None = None, **options: AuditSection) -> Journal:
@@ -77,7 +79,7 @@ def test_an_absence_weighs_less_with_time_and_less_with_the_prior():
 
 
 def test_deadlines_kept():
-    j = two(ScorePolicy(half_life_s=1e9, deadline_prior_leases=2.0))
+    j = two(ScorePolicy(half_life_s=1e8, unproven_leases=2.0))
     j.add(*(ev.Leased(0, m, 0, A, 1) for m in range(4)), ev.Leased(0, 0, 1, B, 1))
     j.add(*(ev.Backwarded(0, m, 0, 1, "") for m in range(3)))
     j.add(
@@ -85,8 +87,8 @@ def test_deadlines_kept():
     )
     score = j.scores()["a"]
     assert (score.leases_done, score.leases_late, score.silent_voids) == (3.0, 1.0, 1.0)
-    assert score.deadlines == pytest.approx((3 + 2) / (3 + 2 + 2))
-    assert j.scores()["b"].deadlines == 1.0
+    assert score.deadlines == pytest.approx(3 / (3 + 2 + 2))
+    assert j.scores()["b"].deadlines == 0.0  # nothing shown yet
 
 
 def test_evaluation_items_keep_deadlines_and_earn_nothing():
@@ -99,7 +101,7 @@ def test_evaluation_items_keep_deadlines_and_earn_nothing():
 
 def test_a_failed_audit_takes_the_partial_back_and_a_cleared_case_gives_it_back():
     j = (
-        two(ScorePolicy(half_life_s=1e9, audit_prior_partials=2.0))
+        two(ScorePolicy(half_life_s=1e8, audit_prior_partials=2.0))
         .seal(0, {A: 3, B: 1})
         .audit(0, passed=(B,), failed=(A,))
     )
@@ -154,7 +156,7 @@ def test_who_is_found_out_by_its_fingerprints_is_convicted_too():
 
 def test_who_refuses_evidence_isnt_paid_for_that_step_and_those_who_wait_for_it_are():
     j = (
-        two(ScorePolicy(half_life_s=1e9, audit_prior_partials=1.0))
+        two(ScorePolicy(half_life_s=1e8, audit_prior_partials=1.0))
         .seal(0, {A: 4})
         .seal(0, {B: 4}, stage=1)
         .seal(1, {B: 1})
@@ -163,7 +165,7 @@ def test_who_refuses_evidence_isnt_paid_for_that_step_and_those_who_wait_for_it_
     assert j.scores()["a"].work == 4 * FLOPS
     assert (j.scores()["b"].sealed_items, j.scores()["b"].audits) == (1, pytest.approx(0.5))
     assert j.book.unpaid("b")[0].why == "unopened"
-    half = Journal(ScorePolicy(half_life_s=1e9, undecided_pay=0.5)).join("a").seal(0, {A: 4}).audit(0, undecided=(A,))
+    half = Journal(ScorePolicy(half_life_s=1e8, undecided_pay=0.5)).join("a").seal(0, {A: 4}).audit(0, undecided=(A,))
     assert (half.scores()["a"].work, half.scores()["a"].sealed_items) == (2 * FLOPS, 4)
     assert half.book.unpaid("a")[0].work == 2 * FLOPS
 
@@ -243,21 +245,29 @@ def test_a_miner_can_redo_the_arithmetic_from_the_words():
         .audit(0, failed=(B,), passed=(A,))
     )
     scores = j.scores()
-    lines = arithmetic(j.policy, scores, "a")
-    text = "\n".join(lines)
-    assert "registered at block 7" in text
-    assert "3 items of 1 sums" in text
-    for name in ("uptime", "deadlines", "audits"):
-        found = re.search(rf"{name} = \((\S+) \+ (\S+)\) / \((\S+) \+ (\S+) \+ (\S+)\) = (\S+)", text)
+    whole = whole_worth(scores)
+    terms = {term.name: term for term in terms_of(j.policy, scores["a"], whole)}
+    assert terms["sealed"].how == "3 items in 1 sealed sums, paid"
+    for name in ("uptime", "audits"):
+        found = re.match(r"\((\S+) \+ (\S+)\) / \((\S+) \+ (\S+) \+ (\S+)\)", terms[name].how)
         assert found is not None
-        good, prior, same, bad, again, value = (float(n) for n in found.groups())
+        good, prior, same, bad, again = (float(n) for n in found.groups())
         assert (good, prior) == (same, again)
-        assert (good + prior) / (good + bad + prior) == pytest.approx(value, rel=1e-4)
-    whole = sum(score.worth for score in scores.values())
-    assert lines[-1].endswith(f"= {scores['a'].worth / whole:.6g}")
-    assert "never been a member" in arithmetic(j.policy, scores, "q")[0]
+        assert (good + prior) / (good + bad + prior) == pytest.approx(terms[name].value, rel=1e-4)
+    found = re.match(r"(\S+) / \((\S+) \+ (\S+) \+ (\S+)\)", terms["deadlines"].how)
+    assert found is not None
+    done, same, bad, unproven = (float(n) for n in found.groups())
+    assert (done, bad, unproven) == (same, 1.0, 16.0)
+    assert done / (done + bad + unproven) == pytest.approx(terms["deadlines"].value, rel=1e-4)
+    product = terms["uptime"].value * terms["deadlines"].value * terms["audits"].value ** 2
+    assert terms["reliability"].value == pytest.approx(product)
+    assert terms["rate"].value == pytest.approx(terms["work"].value * math.log(2) / 100)
+    assert terms["worth"].value == pytest.approx(terms["rate"].value * product)
+    assert terms["score"].value == pytest.approx(terms["worth"].value / sum(s.worth for s in scores.values()))
+    assert f"/ {whole:.6g}, everybody's worth" in terms["score"].how
     j.add(ev.Gone(A, "liar"))
-    assert any(line.startswith("worth = 0:") for line in arithmetic(j.policy, j.scores(), "a"))
+    worth = next(term for term in terms_of(j.policy, j.scores()["a"], whole) if term.name == "worth")
+    assert (worth.value, worth.how) == (0.0, "0: its sums contradict their fingerprints")
 
 
 @pytest.mark.parametrize("cuts", [(0,), (0, 2), (0, 1, 3)])
@@ -279,7 +289,7 @@ def test_flops_of_an_item_are_those_of_its_stages_units(cuts: tuple[int, ...]):
         {"half_life_s": float("nan")},
         {"forget_after_half_lives": 0.5},
         {"uptime_prior_s": -1.0},
-        {"audit_exponent": 17.0},
+        {"audit_exponent": 9},
         {"undecided_pay": 1.1},
     ],
 )

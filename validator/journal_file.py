@@ -81,6 +81,20 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, timeout=10.0)
 
 
+def _connect_aside(path: Path) -> sqlite3.Connection:
+    """One snapshot for all that is read. A journal without a write-ahead log beside it has no writer: it may be on a disk
+    that can't be written."""
+    alone = not path.with_name(path.name + "-wal").exists()
+    uri = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if alone else ''}"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10.0)
+    try:
+        connection.execute("BEGIN")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 @contextmanager
 def readable(path: Path) -> Generator[None]:
     """What SQLite and the system say while a journal is opened, as errors of ours that name the remedy."""
@@ -107,11 +121,14 @@ def database_error(path: Path, what: str, error: sqlite3.DatabaseError) -> IotaE
     return Corrupt(reason, hint=WAY_OUT)
 
 
-def load(path: Path) -> Found:
-    """Everything in the file that is good, or the error that says which record isn't and what to do."""
-    with closing(connect(path)) as connection:
+def load(path: Path, *, read_only: bool = False) -> Found:
+    """Everything in the file that is good, or the error that says which record isn't and what to do.
+
+    ``read_only``: as it is at one moment, beside a validator that may be writing it; nothing in the directory changes.
+    """
+    tip, tip_acknowledged = Tip.read(path)  # first: what a writer adds meanwhile is more than it says
+    with closing(_connect_aside(path) if read_only else connect(path)) as connection:
         found = _anchored(path, connection)
-    tip, tip_acknowledged = Tip.read(path)
     if max(found.acknowledged, tip_acknowledged) > found.length:
         raise Corrupt(
             f"journal {path} ends before record {found.length}, but records up to "

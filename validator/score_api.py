@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from aiohttp import web
@@ -13,9 +13,12 @@ from subnet.net.http import Call, Route, answer
 from subnet.run import audits
 from subnet.run.state import DONE, RunState, config, works
 from subnet.score.api import CaseLine, ScoreDetail, ScoreList, Standing
-from subnet.score.score import arithmetic
+from subnet.score.score import whole_worth
+from subnet.score.terms import terms_of
 from subnet.timing import Clock
+from validator.policy import AuditPolicy
 from validator.refusals import Refusals
+from validator.score_holds import holds_of, where_of
 from validator.scoring import ScoreBook
 
 MAX_HOTKEY_CHARS = 64
@@ -38,12 +41,20 @@ class ScoreSession(Protocol):
 
 
 class ScoreDesk:
-    """``session``: the active run, if there is one."""
+    """``session``: the active run, if there is one. ``registrations``: blocks by registered hotkey; None: unknown."""
 
     def __init__(
-        self, scores: ScoreBook, session: Callable[[], ScoreSession | None], refusals: Refusals, clock: Clock
+        self,
+        scores: ScoreBook,
+        session: Callable[[], ScoreSession | None],
+        refusals: Refusals,
+        clock: Clock,
+        *,
+        registrations: Callable[[], Mapping[str, int] | None] = lambda: None,
+        policy: AuditPolicy | None = None,
     ) -> None:
         self._scores, self._session, self._refusals, self._clock = scores, session, refusals, clock
+        self._registrations, self._policy = registrations, policy or AuditPolicy()
 
     def list(self) -> ScoreList:
         now_s = self._clock.wall_ns() / 1e9
@@ -52,22 +63,22 @@ class ScoreDesk:
 
     def detail(self, hotkey: str) -> ScoreDetail:
         now_s = self._clock.wall_ns() / 1e9
-        scores, session = self._scores.scores(now_s), self._session()
-        score = scores.get(hotkey)
-        place = 0 if score is None else 1 + sum(other.total > score.total for other in scores.values())
+        scores, session, policy = self._scores.scores(now_s), self._session(), self._scores.policy
+        score, refusals = scores.get(hotkey), self._refusals.of(hotkey, now_s)
         where = None if session is None else standing(session, hotkey)
         return ScoreDetail(
             hotkey=hotkey,
             time_s=now_s,
-            policy=self._scores.policy,
+            policy=policy,
             score=score,
-            place=place,
+            place=0 if score is None else 1 + sum(other.total > score.total for other in scores.values()),
             num_scores=len(scores),
-            arithmetic=arithmetic(self._scores.policy, scores, hotkey),
+            terms=() if score is None else terms_of(policy, score, whole_worth(scores)),
             unpaid=self._scores.unpaid(hotkey),
-            refusals=self._refusals.of(hotkey, now_s),
+            refusals=refusals,
             standing=where,
-            said=in_words(where),
+            where=where_of(where),
+            holds=holds_of(hotkey, now_s, score, where, refusals, self._registrations(), self._policy),
         )
 
 
@@ -135,43 +146,3 @@ def _open_leases(state: RunState, hotkey: str) -> int:
                 items = work.items[state.members[member].stage]
                 count += sum(items[m].status != DONE for m in held)
     return count
-
-
-def in_words(where: Standing | None) -> tuple[str, ...]:
-    """The standing for a person, a line for each thing that there is to say."""
-    if where is None:
-        return ("no run is active",)
-    lines: list[str] = []
-    if where.stage is not None:
-        lines.append(f"a member of run {where.run}: stage {where.stage}, {where.leases} items leased and not done")
-    elif not where.convicted and where.quarantine is None and where.back_off_s <= 0:
-        lines.append(f"not a member of run {where.run}; it may join")
-    if where.convicted:
-        lines.append("convicted: it can't join this run, and its work counts nothing; an appeal replays the bundle")
-    if where.quarantine is not None:
-        lines.append(f"in quarantine until case {where.quarantine} is closed")
-    if where.back_off_s > 0:
-        lines.append(f"gone silently {where.absences} times: a join is heard in {where.back_off_s:.0f} s")
-    if where.on_probation:
-        lines.append(
-            f"on probation: {where.items_right} of {where.items_needed} items until its word is taken; until then each "
-            "sum is redone before it is sealed"
-        )
-    elif where.items_needed:
-        before = "every sum is redone before its seal, and " if where.audited_before_seal else ""
-        lines.append(f"{before}a sealed sum is redone with probability {where.audit_rate:.3g}")
-    if where.marks:
-        lines.append(
-            f"{where.marks} unpaid mismatches or released quarantines in its record: it is looked at more often"
-        )
-    if where.unopened:
-        lines.append(
-            f"{where.unopened} times it didn't open evidence that it had receipted: the third time is a conviction"
-        )
-    lines += [f"audit {number} of its sum of step {s}, stage {stage} is open" for number, s, stage in where.open_audits]
-    for case in where.cases:
-        outcome = (case.outcome if case.upheld else f"{case.outcome}, overturned by an appeal") or "open"
-        lines.append(f"case {case.case} ({case.charge}, step {case.step}, stage {case.stage}): {outcome}")
-    if where.waiting_for:
-        lines.append(f"the run waits for {where.waiting_for}")
-    return tuple(lines)

@@ -1,29 +1,37 @@
 """Books of runs that have finished, one file a run, so that what was earned in them still counts after a restart.
 
-Written before the run is marked as finished; a file that can't be read costs its run's scores, never the validator's start.
+Written before the run is marked as finished. Where the file is missing or can't be used the book is made anew from the run's
+journal; where that doesn't go either, it costs that run's scores, never the validator's start.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from loguru import logger
 
-from subnet.errors import OutOfSpace
+from subnet.errors import Corrupt, IotaError, NotFound, OutOfSpace
+from subnet.run.apply import apply_record
+from subnet.run.events import Record
+from subnet.run.invariants import InvariantBroken
+from subnet.run.state import new_state
 from subnet.score.book import RunBook
 from subnet.store.disk import atomic_write
-from validator.projection import SessionProjection
+from validator import journal_file
+from validator.projection import dump_book, load_book
 from validator.run_registry import RunRegistry
 from validator.scoring import ScoreBook
 
 NAME = "scores.msgpack"
+_record_decoder = msgspec.msgpack.Decoder(Record)
 
 
 def keep_book(directory: Path, book: RunBook) -> None:
     """Beside the journal of its run. A full disk costs the file, not the run."""
     try:
-        atomic_write(directory / NAME, SessionProjection(book).dump())
+        atomic_write(directory / NAME, dump_book(book))
     except (OSError, OutOfSpace) as error:
         logger.warning("the scores of {} aren't kept: {}", directory.name, error)
 
@@ -31,10 +39,65 @@ def keep_book(directory: Path, book: RunBook) -> None:
 def load_books(registry: RunRegistry, scores: ScoreBook) -> None:
     """The books of all finished runs; that of the active one comes with its journal."""
     for entry in registry.entries.values():
-        path = entry.directory / NAME
-        if not entry.finished or not path.exists():
+        if not entry.finished:
             continue
+        book = scores.begin(entry.stored.run_id)
         try:
-            SessionProjection(scores.begin(entry.stored.run_id)).load(path.read_bytes())
-        except (OSError, msgspec.MsgspecError) as error:
-            logger.warning("{} can't be read, what was earned in that run is forgotten: {}", path, error)
+            load_book(book, (entry.directory / NAME).read_bytes())
+        except (OSError, Corrupt) as error:
+            _from_journal(entry.journal_path, book, error)
+
+
+def _from_journal(path: Path, book: RunBook, why: Exception) -> None:
+    fresh = RunBook(book.policy)
+    try:
+        found = read_journal(path, fresh)
+    except (OSError, IotaError) as error:
+        logger.warning("what was earned in run {} is forgotten: {}; {}", path.parent.name, why, error)
+        return
+    logger.warning(
+        "scores of run {} counted anew from {} records of its journal: {}", path.parent.name, found.number, why
+    )
+    book.load(fresh.dump())
+    keep_book(path.parent, book)
+
+
+@dataclass(frozen=True)
+class JournalRead:
+    run_id: str
+    number: int
+    """Records it has."""
+    from_copy: int
+    """Those before this one are no longer in the file: what was earned in them is as the copy of the fold says."""
+    head: str
+    last_ns: int
+    """When the last record was stamped; 0 where there is none behind the copy."""
+
+
+def read_journal(path: Path, book: RunBook) -> JournalRead:
+    """Fill an empty book from a journal's file: from record 0 where it is there, else from the oldest copy that is used.
+
+    Chain, copy and every step are checked; a validator that is writing it isn't disturbed.
+    """
+    if not path.exists():
+        raise NotFound(f"there is no journal {path}", hint="name a run's directory, or its journal.db")
+    with journal_file.readable(path):
+        found = journal_file.load(path, read_only=True)
+    state, first = new_state(), 0
+    if found.copy is not None and found.base:
+        state, first = found.copy.load(), found.copy.number
+        load_book(book, found.copy.load_beside().projection)
+    last_ns = 0
+    for number, data in enumerate(found.records[first - found.base :], start=first):
+        try:
+            record = _record_decoder.decode(data)
+            apply_record(state, record)
+        except (msgspec.MsgspecError, InvariantBroken, LookupError) as error:
+            raise Corrupt(
+                f"journal {path}: record {number} can't follow: {error}", hint=journal_file.WAY_OUT
+            ) from error
+        book.note(record)
+        last_ns = record.time_ns
+    run_id = state.run.run_id if state.run is not None else ""
+    head = found.heads[-1] if found.heads else found.base_head
+    return JournalRead(run_id, found.length, first, head, last_ns)

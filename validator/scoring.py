@@ -10,7 +10,8 @@ from subnet.score.book import RunBook
 from subnet.score.policy import ScorePolicy as ScorePolicy
 from subnet.score.recompute import combined
 from subnet.score.score import Score as Score
-from subnet.score.score import Unpaid, arithmetic
+from subnet.score.score import Unpaid, whole_worth
+from subnet.score.terms import Term, terms_of
 
 
 class ScoreBook:
@@ -46,6 +47,8 @@ class ScoreBook:
         found = [unpaid for book in self._books.values() for unpaid in book.unpaid(hotkey)]
         return tuple(sorted(found, key=lambda unpaid: (unpaid.time_s, unpaid.run, unpaid.step)))
 
-    def explain(self, hotkey: str, now_s: float) -> tuple[str, ...]:
-        """The score in words, a line for each term, so that a miner can redo the sum."""
-        return arithmetic(self.policy, self.scores(now_s), hotkey)
+    def explain(self, hotkey: str, now_s: float) -> tuple[Term, ...]:
+        """The score term by term, so that a miner can redo the sum; empty for a hotkey without one."""
+        scores = self.scores(now_s)
+        score = scores.get(hotkey)
+        return () if score is None else terms_of(self.policy, score, whole_worth(scores))

@@ -1,4 +1,4 @@
-"""``iota score``: what a miner earned and why, from a validator, or recomputed from the journal without one."""
+"""``iota score``: what a miner earned and why, from a validator, or counted anew from the journal without one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ import typer
 from iota.cli.options import DEFAULT_VALIDATOR, ValidatorUrl
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from subnet.score.api import ScoreDetail
     from subnet.score.policy import ScorePolicy
-    from subnet.score.score import Score, Unpaid
 
 CALL_S = 15.0
 
 
 def add_to(app: typer.Typer) -> None:
-    score = typer.Typer(help="Scores: list them, explain one, recompute them.", no_args_is_help=True)
+    score = typer.Typer(help="Scores: list them, explain one, count them anew.", no_args_is_help=True)
     score.command("list")(score_list)
     score.command("explain")(score_explain)
     score.command("recompute")(score_recompute)
@@ -32,16 +28,15 @@ def score_list(
     as_json: Annotated[bool, typer.Option("--json", help="All terms as JSON.")] = False,
 ) -> None:
     """List every miner's score with its terms, best first."""
-    import msgspec
-
     from iota.remote import Remote
+    from iota.score_tables import print_json, print_list
     from subnet.timing import Deadline
 
     found = Remote(url).scores(Deadline.after(CALL_S))
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_json(found)
         return
-    _table(found.scores)
+    print_list(found.scores)
 
 
 def score_explain(
@@ -49,31 +44,40 @@ def score_explain(
     url: ValidatorUrl = DEFAULT_VALIDATOR,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Every term of a score with its arithmetic, and what keeps the hotkey from work: refusals, cases, probation, waits."""
-    import msgspec
-
+    """Every term of a score with its arithmetic, and what keeps the hotkey from work or pay: why, and until when."""
     from iota.remote import Remote
+    from iota.score_tables import print_detail, print_json
     from subnet.timing import Deadline
 
     found = Remote(url).score(hotkey, Deadline.after(CALL_S))
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_json(found)
         return
-    for line in explained(found):
-        print(line)
+    print_detail(found)
 
 
 def score_recompute(
-    store: Annotated[
-        str, typer.Argument(metavar="STORE_URL", help="Of iota store serve, s3://BUCKET or s3://BUCKET/PREFIX.")
+    journal: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOURNAL",
+            help="URL of a log store (of iota store serve, s3://BUCKET or s3://BUCKET/PREFIX), a directory with a journal "
+            "(a run's, or a validator's), a journal.db, or a file that --save wrote.",
+        ),
     ],
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name or id of a run in its log store.")],
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="Name or id of the run, where there are several.")] = "",
+    hotkey: Annotated[str, typer.Option(metavar="HOTKEY", help="Explain this one's score term by term.")] = "",
     at_s: Annotated[
         float | None, typer.Option("--at", help="Wall time in seconds since 1970; without it that of the last record.")
     ] = None,
     policy: Annotated[
         Path | None,
-        typer.Option(help="JSON file with the validator's policy (see iota score list --json), if not the default."),
+        typer.Option(
+            help="JSON file with the validator's policy (what iota score list --json prints), if not the default."
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Also write the log store's signed segments to this file, for others to check.")
     ] = None,
     secret: Annotated[Path, typer.Option("--store.secret", help="Shared with an embedded store.")] = Path(
         "~/.iota/store/secret"
@@ -83,78 +87,22 @@ def score_recompute(
     credentials: Annotated[Path | None, typer.Option("--store.credentials", help="Credentials for S3.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All terms as JSON.")] = False,
 ) -> None:
-    """Recompute a run's scores from its journal in the log store: the hash chain, the signatures and every step are checked."""
-    import msgspec
-
-    from iota.score_recompute import recompute_from_store
+    """Count a run's scores anew from its journal: the hash chain, the signatures and every step are checked."""
+    from iota.score_recompute import recompute_journal
+    from iota.score_tables import print_json, print_recomputed
     from iota.store_check import StoreAddress
 
-    address = StoreAddress(store, endpoint, region, credentials, secret)
-    found = recompute_from_store(address, run, _policy(policy), at_s=at_s)
+    address = StoreAddress(journal, endpoint, region, credentials, secret)
+    found = recompute_journal(
+        journal, address, run, _policy(policy), at_s=at_s, save=save.expanduser() if save is not None else None
+    )
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_json(found)
         return
-    print(f"run {found.run_id}: {found.num_records} records checked, as of {found.time_s:.3f}")
-    _table(found.scores)
+    print_recomputed(found, hotkey)
 
 
 def _policy(path: Path | None) -> ScorePolicy:
-    import msgspec
+    from subnet.score.policy import ScorePolicy, policy_from
 
-    from subnet.errors import ConfigError
-    from subnet.score.policy import ScorePolicy
-
-    if path is None:
-        return ScorePolicy()
-    try:
-        return msgspec.json.decode(path.expanduser().read_bytes(), type=ScorePolicy)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{path} is no score policy: {error}", hint="take it from iota score list --json") from error
-
-
-def explained(found: ScoreDetail) -> list[str]:
-    """The answer for a person, a line each."""
-    import time
-
-    place = f"place {found.place} of {found.num_scores}" if found.place else "no score"
-    lines = [f"{found.hotkey}: {place}", "", "Score", *(f"  {line}" for line in found.arithmetic)]
-    lines += ["", "Standing", *(f"  {line}" for line in found.said)]
-    if found.unpaid:
-        lines += ["", "Not paid", *(f"  {_unpaid(one)}" for one in found.unpaid)]
-    if found.refusals:
-        lines += ["", "Refused joins"]
-        for refusal in found.refusals:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(refusal.time_s))
-            again = "" if refusal.retry_after_s is None else f", again in {refusal.retry_after_s:.0f} s"
-            hint = f" ({refusal.hint})" if refusal.hint else ""
-            times = f", {refusal.times} times" if refusal.times > 1 else ""
-            lines.append(f"  {when} UTC {refusal.code}: {refusal.reason}{hint}{times}{again}")
-    return lines
-
-
-def _unpaid(one: Unpaid) -> str:
-    where = f"step {one.step}, stage {one.stage}"
-    amount = f"{one.items} items, {one.work:.6g} FLOPs" if one.work else "void before its seal"
-    return f"{where}: {amount}: {one.why} (audit {one.audit}, run {one.run})"
-
-
-def _table(scores: Sequence[Score]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None)
-    for name in ("hotkey", "block", "score", "GFLOP/s", "uptime", "deadlines", "audits", "items", ""):
-        table.add_column(name, no_wrap=name == "hotkey")
-    for score in scores:
-        table.add_row(
-            score.hotkey,
-            "?" if score.registered_at_block is None else str(score.registered_at_block),
-            f"{score.total:.4f}",
-            f"{score.rate / 1e9:.4g}",
-            f"{score.uptime:.4f}",
-            f"{score.deadlines:.4f}",
-            f"{score.audits:.4f}",
-            str(score.sealed_items),
-            score.convicted,
-        )
-    Console(soft_wrap=True).print(table)
+    return ScorePolicy() if path is None else policy_from(path)

@@ -1,4 +1,4 @@
-"""What a validator tells of scores: each with the numbers it is made of, and where a hotkey stands besides.
+"""What a validator tells of scores: each with the numbers it is made of, and what keeps a hotkey from work or pay.
 
 Public reads: ``GET /v1/scores`` and ``GET /v1/scores/HOTKEY``.
 """
@@ -9,6 +9,7 @@ import msgspec
 
 from subnet.score.policy import ScorePolicy
 from subnet.score.score import Score, Unpaid
+from subnet.score.terms import Term
 
 
 class ScoreList(msgspec.Struct, frozen=True):
@@ -28,6 +29,7 @@ class RefusalView(msgspec.Struct, frozen=True):
     code: str
     reason: str
     retry_after_s: float | None
+    """What is left of it; None: a retry doesn't help."""
     hint: str
     times: int = 1
 
@@ -45,7 +47,7 @@ class CaseLine(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a hotkey stands in the active run: what it is and may, and what it waits for."""
+    """Where a hotkey stands in the active run, in numbers."""
 
     run: str
     stage: int | None
@@ -74,8 +76,22 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """What the run waits for, if it does."""
 
 
+class Hold(msgspec.Struct, frozen=True):
+    """Something that keeps a hotkey from work or pay, or has somebody look closer at it."""
+
+    what: str
+    """``refused``, ``convicted``, ``quarantine``, ``back-off``, ``probation``, ``audit``, ``marks``, ``unopened``,
+    ``registration``, ``run waits``, ``no run``."""
+    why: str
+    ends: str
+    """In words: when, or by what."""
+    ends_in_s: float | None = None
+    """Seconds, where time alone ends it."""
+    hint: str = ""
+
+
 class ScoreDetail(msgspec.Struct, frozen=True):
-    """``GET /v1/scores/HOTKEY``. ``arithmetic`` and ``said`` are for people, a line each."""
+    """``GET /v1/scores/HOTKEY``."""
 
     hotkey: str
     time_s: float
@@ -84,9 +100,12 @@ class ScoreDetail(msgspec.Struct, frozen=True):
     place: int
     """1: the best; 0: no score."""
     num_scores: int
-    arithmetic: tuple[str, ...]
+    terms: tuple[Term, ...]
+    """Empty where there is no score."""
     unpaid: tuple[Unpaid, ...]
     refusals: tuple[RefusalView, ...]
     standing: Standing | None
     """None where no run is active."""
-    said: tuple[str, ...]
+    where: str
+    """In words: a member of what, or not."""
+    holds: tuple[Hold, ...]

@@ -6,17 +6,18 @@ import math
 
 import msgspec
 
+from subnet.score.decay import LN2, half_power, half_power_lost
 from subnet.score.policy import ScorePolicy
 from subnet.score.score import Tally
 from subnet.words import Member
 
 AWAY, PRESENT, ABSENT = 0, 1, 2
 """Not a member through nobody's fault (left, replaced, between two terms), a member, gone without a word."""
-DECAYED = ("settled", "present_s", "absent_s", "done", "late", "silent", "passed", "failed", "unopened")
+KEPT_UNPAID = 64
 
 
 class Credit(msgspec.Struct, frozen=True, array_like=True):
-    """A sealed partial whose audit may still be to come."""
+    """A partial: sealed and paid while its audit may still come, or taken back."""
 
     step: int
     stage: int
@@ -24,6 +25,7 @@ class Credit(msgspec.Struct, frozen=True, array_like=True):
     time_s: float
     items: int
     work: float
+    """FLOPs."""
 
 
 class TakenBack(msgspec.Struct, frozen=True, array_like=True):
@@ -31,42 +33,52 @@ class TakenBack(msgspec.Struct, frozen=True, array_like=True):
     why: str
     time_s: float
     audit: int
+    sealed: bool = True
+    """False: it failed before its seal and was never paid."""
 
 
 class Entry(msgspec.Struct):
-    """One registration. The numbers in ``DECAYED`` are decayed to ``as_of_s``."""
+    """One registration. What fades is decayed to ``as_of_s``, leases to ``leases_as_of_s``."""
 
     registered_at_block: int
     first_joined_s: float
     as_of_s: float
+    since: tuple[int, int] = (0, 0)
+    """(term, number) of its first incarnation: what older ones did is another registration's."""
     member: Member | None = None
     status: int = AWAY
     settled: float = 0.0
-    """Work whose audits are over."""
+    """Work that can't be taken back any more."""
     present_s: float = 0.0
     absent_s: float = 0.0
-    done: float = 0.0
-    late: float = 0.0
-    silent: float = 0.0
     passed: float = 0.0
     failed: float = 0.0
     unopened: float = 0.0
+    leases_as_of_s: float = 0.0
+    done: float = 0.0
+    late: float = 0.0
+    silent: float = 0.0
     sealed_work: float = 0.0
     sealed_items: int = 0
     sealed_partials: int = 0
+    redone_work: float = 0.0
+    redone_items: int = 0
+    witness_work: float = 0.0
+    witness_items: int = 0
     last_sealed_s: float = 0.0
     credits: list[Credit] = []
     taken_back: list[TakenBack] = []
     convictions: dict[int, tuple[float, str]] = {}
-    """By case (0: judged from a trace): when and why."""
-
-
-def factor(age_s: float, half_life_s: float) -> float:
-    return 2.0 ** (-max(0.0, age_s) / half_life_s)
+    """By case (0: judged from a trace, or by this validator's own audits): when and why."""
 
 
 def decayed(credit: Credit, now_s: float, half_life_s: float) -> float:
-    return credit.work * factor(now_s - credit.time_s, half_life_s)
+    return credit.work * half_power((now_s - credit.time_s) / half_life_s)
+
+
+def owns(entry: Entry, member: Member) -> bool:
+    """Whether this incarnation is one of the entry's registration; ``number`` 0 stands for any (an accused that had left)."""
+    return not member.number or (member.term, member.number) >= entry.since
 
 
 def advance(entry: Entry, now_s: float, half_life_s: float) -> None:
@@ -74,24 +86,48 @@ def advance(entry: Entry, now_s: float, half_life_s: float) -> None:
     gap_s = now_s - entry.as_of_s
     if gap_s <= 0:
         return
-    kept = factor(gap_s, half_life_s)
-    for name in DECAYED:
-        value = getattr(entry, name)
-        if value:
-            setattr(entry, name, value * kept)
-    passed_s = -math.expm1(-gap_s * math.log(2) / half_life_s) * half_life_s / math.log(2)
+    kept = half_power(gap_s / half_life_s)
+    entry.settled *= kept
+    entry.present_s *= kept
+    entry.absent_s *= kept
+    entry.passed *= kept
+    entry.failed *= kept
+    entry.unopened *= kept
     if entry.status == PRESENT:
-        entry.present_s += passed_s
+        entry.present_s += half_power_lost(gap_s / half_life_s) * half_life_s / LN2
     elif entry.status == ABSENT:
-        entry.absent_s += passed_s
+        entry.absent_s += half_power_lost(gap_s / half_life_s) * half_life_s / LN2
     entry.as_of_s = now_s
+
+
+def count_lease(
+    entry: Entry, now_s: float, half_life_s: float, *, done: int = 0, late: int = 0, silent: int = 0
+) -> None:
+    """One more, the others fade to its time."""
+    gap_s = now_s - entry.leases_as_of_s
+    if gap_s > 0:
+        kept = half_power(gap_s / half_life_s)
+        entry.done *= kept
+        entry.late *= kept
+        entry.silent *= kept
+        entry.leases_as_of_s = now_s
+    entry.done += done
+    entry.late += late
+    entry.silent += silent
+
+
+def take_back(entry: Entry, credit: Credit, why: str, now_s: float, audit: int, *, sealed: bool) -> None:
+    """Kept for whoever asks, and for the case that it is given back."""
+    taken = TakenBack(credit, why, now_s, audit, sealed)
+    entry.taken_back = [*entry.taken_back, taken][-KEPT_UNPAID:]
 
 
 def tally_of(hotkey: str, entry: Entry, now_s: float, policy: ScorePolicy) -> Tally:
     """The entry decayed to ``now_s``; it stays as it is."""
     at = msgspec.structs.replace(entry)
     advance(at, now_s, policy.half_life_s)
-    remembered = [why for since_s, why in entry.convictions.values() if now_s - since_s < policy.memory_s]
+    remembered = [(s + policy.memory_s, why) for s, why in entry.convictions.values() if now_s - s < policy.memory_s]
+    until_s, why = max(remembered, default=(0.0, ""))
     return Tally(
         hotkey=hotkey,
         registered_at_block=at.registered_at_block,
@@ -99,6 +135,7 @@ def tally_of(hotkey: str, entry: Entry, now_s: float, policy: ScorePolicy) -> Ta
         work=math.fsum((at.settled, *(decayed(credit, now_s, policy.half_life_s) for credit in at.credits))),
         present_s=at.present_s,
         absent_s=at.absent_s,
+        leases_as_of_s=at.leases_as_of_s,
         done=at.done,
         late=at.late,
         silent=at.silent,
@@ -108,7 +145,12 @@ def tally_of(hotkey: str, entry: Entry, now_s: float, policy: ScorePolicy) -> Ta
         sealed_work=at.sealed_work,
         sealed_items=at.sealed_items,
         sealed_partials=at.sealed_partials,
+        redone_work=at.redone_work,
+        redone_items=at.redone_items,
+        witness_work=at.witness_work,
+        witness_items=at.witness_items,
         last_sealed_s=at.last_sealed_s,
         is_absent=at.status == ABSENT,
-        convicted=remembered[-1] if remembered else "",
+        convicted=why,
+        convicted_until_s=until_s,
     )
