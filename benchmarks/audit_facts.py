@@ -37,6 +37,8 @@ class _Fold:
     audits: Counter[str] = field(default_factory=Counter)
     opened: dict[int, ev.AuditOpened] = field(default_factory=dict)
     audited_items: int = 0
+    audits_of: Counter[str] = field(default_factory=Counter)
+    """Partials redone to an end, by hotkey."""
     rewinds: list[dict[str, Any]] = field(default_factory=list)
     items: Counter[str] = field(default_factory=Counter)
     """Sealed work items by hotkey, those of steps that were taken back included."""
@@ -69,6 +71,7 @@ def facts_from(records: Iterable[ev.Record]) -> dict[str, Any]:
         "cases": list(fold.cases.values()),
         "audits": dict(fold.audits),
         "audited_items": fold.audited_items,
+        "audits_of": dict(fold.audits_of),
         "num_audits": len(fold.opened),
         "rewinds": fold.rewinds,
         "items": dict(fold.items),
@@ -118,6 +121,7 @@ def _take_audit(fold: _Fold, event: ev.AnyEvent, at: dict[str, Any]) -> None:
                 fold.audits["before_seal" if opened.number else "after_seal"] += len(done)
                 items = dict(zip(opened.members, opened.num_items, strict=False))
                 fold.audited_items += sum(items.get(member, 0) for member in done)
+                fold.audits_of.update(member.hotkey for member in done)
         case ev.WindowClosed():
             fold.windows += 1
         case ev.CaseOpened():

@@ -161,23 +161,27 @@ def shown(cells: Sequence[dict[str, Any]]) -> str:
 
 
 def swarm_counts() -> dict[str, Any]:
-    """Of the finished parts of :mod:`benchmarks.adversaries`: full-time cheats that an audit is to find, by step 3 of theirs."""
-    from benchmarks.adversaries import DIRECTORY, GUILTY
+    """Of the finished parts of :mod:`benchmarks.adversaries`: full-time cheats that an audit is to find, by when they began:
+    steps from the first lie until each was seen (None: never), and how many by the third.
+    """
+    from benchmarks.adversaries import AFTER, DIRECTORY, PROBATION, SEEN, WATCHED, label, trials
     from benchmarks.audit_facts import convictions
     from benchmarks.cheats import CHEATS
     from benchmarks.parts import Parts
 
-    steps: dict[str, list[int | None]] = {}
-    for name, cheat in CHEATS.items():
-        if cheat.caught_by != "audit" or name == "watched_honesty":
-            continue
-        for made in Parts(DIRECTORY).finished(f"{name}-*"):
-            guilty = convictions(made, GUILTY)
-            for liar, (_, first, _) in made["lies"].items():
-                steps.setdefault(name, []).append(guilty[liar]["step"] - first if liar in guilty else None)
-    every = [step for some in steps.values() for step in some]
-    by_3 = sum(step is not None and step < 3 for step in every)
-    return {"liars": len(every), "caught_by_step_3": by_3, "steps": steps}
+    names = [name for name, cheat in CHEATS.items() if cheat.caught_by == "audit" and name != WATCHED]
+    found: dict[str, Any] = {}
+    for when in (PROBATION, AFTER):
+        steps: dict[str, list[int | None]] = {}
+        for trial in trials(names):
+            for made in Parts(DIRECTORY).finished(label(trial)) if trial.when == when else ():
+                seen = convictions(made, SEEN)
+                for liar, (_, first, _) in made["lies"].items():
+                    steps.setdefault(trial.cheat, []).append(seen[liar]["step"] - first if liar in seen else None)
+        every = [step for some in steps.values() for step in some]
+        by_3 = sum(step is not None and step < BY_STEP[0] for step in every)
+        found[when] = {"liars": len(every), "caught_by_step_3": by_3, "steps": steps}
+    return found
 
 
 def main(arguments: list[str]) -> int:

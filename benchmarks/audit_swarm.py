@@ -53,6 +53,20 @@ def default_audits(**more: Any) -> AuditSection:
     return msgspec.structs.replace(found, **more)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """How much there is to compute."""
+
+    hidden: int
+    rows: int
+    sequence_length: int
+    layers_per_stage: int = 1
+
+
+TINY, SMALL = Shape(32, 2, 32), Shape(128, 4, 128, 2)
+"""Nearly nothing, so that what is exchanged decides; and so much that it doesn't."""
+
+
 @cache
 def book() -> tuple[PreparedData, Path]:
     """The prepared book, made once in this process."""
@@ -68,26 +82,27 @@ def audited_config(
     microbatches: int = 8,
     snapshot_steps: int = 10,
     seed: int = 7,
+    shape: Shape = TINY,
 ) -> RunConfig:
-    """A tiny untied model in fp32 on the prepared book."""
+    """A small untied model in fp32 on the prepared book."""
     _, data = book()
     model = {
         "model_type": "llama",
         "vocab_size": 512,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": max(2, stages),
+        "hidden_size": shape.hidden,
+        "intermediate_size": 2 * shape.hidden,
+        "num_hidden_layers": max(2, stages) * shape.layers_per_stage,
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
+        "max_position_embeddings": 256,
         "tie_word_embeddings": False,
     }
     return RunConfig(
         run=RunSection(name=name, seed=seed, steps=steps),
         model=ModelSection(config=model),
-        data=DataSection(sources=(str(data),), sequence_length=32),
+        data=DataSection(sources=(str(data),), sequence_length=shape.sequence_length),
         schedule=ScheduleSection(warmup_steps=5),
-        pipeline=PipelineSection(stages=stages, microbatches=microbatches, microbatch_rows=2),
+        pipeline=PipelineSection(stages=stages, microbatches=microbatches, microbatch_rows=shape.rows),
         snapshot=SnapshotSection(every_steps=snapshot_steps),
         evaluation=EvaluationSection(rows=4),
         audit=audit,

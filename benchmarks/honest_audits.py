@@ -1,9 +1,10 @@
 """No honest miner is ever accused: ten thousand of their partials redone, in every way an honest miner can have come about them.
 
-All partials are audited (those after probation from a draw at rate 1), in runs of 3 stages and 12 miners on a tiny model: a calm
-one; one whose miners recompute (no room for graphs); one whose miners are killed and started again, and come late; one with more
-processes than cores paused and continued; one that liars have rewound. A last run at the default rate says what audits cost:
-their compute over the network's, after probation and in all, and their bytes.
+Counted are partials (one member's sum of one step at one stage) that a validator has redone from real evidence in real swarms:
+all of a calm run; of one whose miners recompute (no room for graphs); of one whose miners are killed, started again, and come
+late; of one with more processes than cores, paused and continued; of one that liars have rewound; and those of the honest ones
+in the runs of :mod:`benchmarks.liars` where everything is redone before its seal. A last run, at the default rate and with more
+to compute, says what audits cost: their compute over the network's, after probation and in all, and their bytes.
 
     python -m benchmarks.honest_audits            # keeps finished runs in benchmarks/out/honest_audits
     python -m benchmarks.honest_audits --only restarted rewound
@@ -22,9 +23,10 @@ from typing import Any
 import msgspec
 
 from benchmarks.audit_facts import accused
-from benchmarks.audit_swarm import Plan, audited_config, default_audits, reference_root, run_audited
+from benchmarks.audit_swarm import SMALL, Plan, audited_config, default_audits, reference_root, run_audited
 from benchmarks.cheats import cheating
 from benchmarks.corpus import OUT
+from benchmarks.liars import DIRECTORY as LIARS
 from benchmarks.parts import Parts, finish, table
 from iota.swarm import LocalSwarm, SwarmOptions
 from subnet.protocol.api import RunStatus
@@ -32,8 +34,10 @@ from subnet.run.config import AuditSection, RunConfig
 from subnet.timing import Deadline, seeded
 
 DIRECTORY = OUT / "honest_audits"
-STAGES, MINERS, STEPS, COST_STEPS = 3, 12, 180, 300
-AUDITS, COST_SHARE, LIMIT_S = 10_000, 0.03, 5400.0
+STAGES, MINERS, STEPS, COST_STEPS, COST_MICROBATCHES = 3, 12, 70, 80, 16
+AUDITS, COST_SHARE, LIMIT_S = 10_000, 0.03, 1800.0
+FROM_LIARS = ("all-*-100", "honest-all-*-100")
+"""Finished parts of :mod:`benchmarks.liars` whose audits of honest members count."""
 SMALL_GRAPHS = 1
 """Bytes for graphs: none fits, so that each backward computes its forward again."""
 
@@ -122,7 +126,7 @@ def oversubscribed(steps: int) -> Plan:
 
 
 def rewound(steps: int) -> Plan:
-    """Two liars that begin after their probation, one after the other: the honest do their work again."""
+    """Two liars that begin after their probation, one after the other: the honest do their work again, in new incarnations."""
     notes = DIRECTORY / "notes"
     before = {
         number: cheating("scaled_gradient", notes, honest_while="probation", from_step=from_step)
@@ -152,49 +156,76 @@ class Costs:
             self.seen.append((status.summary.step, msgspec.to_builtins(status.audits)))
 
 
+def cost_config(steps: int) -> RunConfig:
+    return audited_config(
+        "costs", default_audits(), stages=STAGES, steps=steps, microbatches=COST_MICROBATCHES, shape=SMALL
+    )
+
+
+def boundary_bytes(config: RunConfig) -> int:
+    """What members send each other of activations and gradients in the run."""
+    width = int((config.model.config or {})["hidden_size"])
+    one = 4 * config.pipeline.microbatch_rows * config.data.sequence_length * width
+    return one * 2 * (config.pipeline.stages - 1) * config.pipeline.microbatches * (config.run.steps + 1)
+
+
 def run_costs(steps: int) -> dict[str, Any]:
     """A run at the default rate, with what audits had cost at each fifth step."""
     costs = Costs()
-    plan = Plan(config_of(default_audits(), steps), MINERS, during=costs, limit_s=LIMIT_S)
+    plan = Plan(cost_config(steps), MINERS, during=costs, limit_s=LIMIT_S)
     made = run_audited(DIRECTORY / "swarm", plan)
     made["seen"] = costs.seen
     return made
 
 
 def cost_figures(made: dict[str, Any]) -> dict[str, Any]:
-    """Shares of the network's compute, and bytes a partial; ``after`` probation: from a quarter of the run on."""
+    """Shares of the network's compute, and bytes. ``after`` probation: from a quarter of the run on."""
     seen = [entry for entry in made["seen"] if entry[1]["receipted_s"] > 0]
     first = next((costs for step, costs in seen if step >= made["steps"][-1] // 4), seen[0][1])
     end = made["costs"] or seen[-1][1]
-    partials = max(1, made["audits"].get("passed", 0))
-
-    def share(audit_s: float, work_s: float) -> float:
-        return audit_s / work_s if work_s > 0 else 0.0
-
+    work_s, audit_s = (end[key] - first[key] for key in ("receipted_s", "compute_s"))
+    state_s = end["state_s"] - first["state_s"]
+    items = sum(made["items"].values())
+    redone, bytes_ = made["audited_items"], boundary_bytes(cost_config(made["steps"][-1] + 1))
+    per_item = (end["compute_s"] / max(1, redone)) / (end["receipted_s"] / items)
     return {
-        "compute_share": share(end["compute_s"] - first["compute_s"], end["receipted_s"] - first["receipted_s"]),
-        "compute_share_in_all": share(end["compute_s"], end["receipted_s"]),
-        "state_share_in_all": share(end["state_s"], end["receipted_s"]),
-        "evidence_bytes_per_partial": end["evidence_bytes"] / partials,
-        "read_bytes_per_partial": end["read_bytes"] / partials,
+        "compute_share": (audit_s + state_s) / work_s,
+        "state_share": state_s / work_s,
+        "compute_share_in_all": (end["compute_s"] + end["state_s"]) / end["receipted_s"],
+        "redone_item_over_item": per_item,
+        "partials": made["audits"].get("passed", 0),
+        "partials_after_seal": made["audits"].get("after_seal", 0),
+        "items": items,
+        "items_redone": redone,
         "evidence_bytes": end["evidence_bytes"],
         "read_bytes": end["read_bytes"],
-        "partials": partials,
+        "boundary_bytes": bytes_,
+        "evidence_share": end["evidence_bytes"] / bytes_,
     }
 
 
-def honest_figures(name: str, made: dict[str, Any], expected: str) -> dict[str, Any]:
-    innocent = sorted(accused(made) - set(made["liars"]))
-    audits = made["audits"]
+def from_liars() -> list[dict[str, Any]]:
+    """What became of honest members in the finished runs of :mod:`benchmarks.liars`, each like a run of this benchmark."""
+    found: list[dict[str, Any]] = []
+    for pattern in FROM_LIARS:
+        for made in Parts(LIARS).finished(pattern):
+            liars = {made["hotkeys"].get(number) for number in made.get("roles", {})}
+            found.append({**made, "liars": sorted(liar for liar in liars if liar)})
+    return found
+
+
+def honest_figures(name: str, made: dict[str, Any], expected: str | None) -> dict[str, Any]:
+    """``audits``: partials of honest members that were redone. ``expected``: the root to end with, where it is known."""
+    honest = {hotkey: count for hotkey, count in made["audits_of"].items() if hotkey not in made["liars"]}
     return {
         "run": name,
         "finished": made["finished"],
         "why": made["why"],
-        "audits": audits.get("passed", 0) + audits.get("failed", 0),
-        "undecided": audits.get("undecided", 0),
-        "unopened": audits.get("unopened", 0),
-        "innocent": innocent,
-        "root_equal": made["root"] == expected,
+        "audits": sum(honest.values()),
+        "undecided": made["audits"].get("undecided", 0),
+        "unopened": made["audits"].get("unopened", 0),
+        "innocent": sorted(accused(made) - set(made["liars"])),
+        "root_equal": None if expected is None else made["root"] == expected,
         "rewinds": len(made["rewinds"]),
         "incarnations": sum(made["joined"].values()),
         "seconds": made["seconds"],
@@ -219,6 +250,8 @@ def main(arguments: list[str]) -> int:
         for name in chosen
         if name in RUNS
     ]
+    if options.only is None:
+        reports += [honest_figures("beside liars", made, None) for made in from_liars()]
     costs = (
         cost_figures(parts.part(f"costs-{COST_STEPS}", lambda: run_costs(COST_STEPS), _said))
         if "costs" in chosen

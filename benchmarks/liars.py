@@ -18,6 +18,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.audit_facts import CONVICTED, accused, convictions
@@ -74,6 +75,11 @@ def config_of(audit: AuditSection, size: Size, seed: int) -> RunConfig:
     return audited_config("liars", audit, stages=size.stages, seed=100 + seed, microbatches=MICROBATCHES, **steps)
 
 
+def swarm_of(audit: AuditSection) -> Path:
+    """Two modes may run beside each other."""
+    return DIRECTORY / f"swarm-{audit.before_seal}"
+
+
 @dataclass(frozen=True)
 class Role:
     """What one liar does. ``joins_at``: it comes once so many steps are done. ``covers``: it clears whoever is accused."""
@@ -114,12 +120,13 @@ class Latecomers:
 
 
 def run_liars(audit: AuditSection, size: Size, seed: int) -> dict[str, Any]:
-    notes, given = DIRECTORY / "notes", roles(seed, size)
+    directory, given = swarm_of(audit), roles(seed, size)
+    notes = directory.with_suffix(".notes")
     before = {number: cheating(role.cheat, notes, seed=seed, **role.terms()) for number, role in given.items()}
     late = [role for _, role in sorted(given.items()) if role.joins_at]
     first = size.miners - len(late)
     plan = Plan(config_of(audit, size, seed), first, before, notes, Latecomers(late, first), limit_s=LIMIT_S)
-    made = run_audited(DIRECTORY / "swarm", plan)
+    made = run_audited(directory, plan)
     made["roles"] = {
         str(number): [role.cheat, role.share, role.honest_while, role.joins_at] for number, role in given.items()
     }
@@ -129,7 +136,7 @@ def run_liars(audit: AuditSection, size: Size, seed: int) -> dict[str, Any]:
 def run_honest(audit: AuditSection, size: Size, seed: int, root: str) -> dict[str, Any]:
     """The same run of honest miners."""
     config = config_of(audit, size, seed)
-    made = run_audited(DIRECTORY / "swarm", Plan(config, size.miners, limit_s=LIMIT_S))
+    made = run_audited(swarm_of(audit), Plan(config, size.miners, limit_s=LIMIT_S))
     if made["root"] != root:
         raise RuntimeError(f"honest miners came to {made['root'][:12]}, not {root[:12]}: {made['why']}")
     return made
@@ -148,7 +155,7 @@ def report(made: dict[str, Any], clean: dict[str, Any], honest_s: float | None) 
         "lied": len(lied),
         "convicted": len(lied & set(guilty)),
         "all_convicted": lied <= set(guilty),
-        "innocent": sorted(accused(made) - {made["hotkeys"][number] for number in made["roles"]}),
+        "innocent": sorted(accused(made) - {made["hotkeys"].get(number) for number in made["roles"]}),
         "lies": sum(told[0] for told in made["lies"].values()),
         "surviving": len(made["surviving"]),
         "rewinds": len(made["rewinds"]),

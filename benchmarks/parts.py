@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ class Parts:
             return json.loads(path.read_text())
         made = make()
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
+        partial = path.with_suffix(f".{os.getpid()}.partial")
         partial.write_text(json.dumps(made))
         partial.replace(path)
         print(f"{name}: {say(made)}", file=sys.stderr, flush=True)
