@@ -278,14 +278,21 @@ def test_stake_is_refused_by_name(bench, code, call):
     assert bench().refused(COLD, call).code == code
 
 
-def test_incentives_are_the_stake_weighted_mean_each_tempo(bench):
+def test_incentives_are_what_the_majority_backs_each_tempo(bench):
     second = GenesisNeuron(STRANGER.hotkey, COLD.hotkey, 3000.0)
     chain = bench(genesis(neurons=(*subnet().neurons, second), tempo=20))
     chain.send(VALIDATOR, weights((1, 2, 3), (9, 1, 3)))  # the self-weight doesn't count
-    chain.send(STRANGER, weights((2,), (1,)))
+    chain.send(STRANGER, weights((2, 3), (3, 1)))
+    assert sum(n.incentive for n in chain.node.metagraph(1).neurons) == 0  # not before the tempo's end
     chain.blocks(21)
-    incentives = [n.incentive for n in chain.node.metagraph(1).neurons]
-    assert incentives == pytest.approx([0, 0, (0.25 * 1000 + 3000) / 4000, 0.75 * 1000 / 4000, 0], rel=1e-4)
+    graph = chain.node.metagraph(1)
+    # The majority gives .75 and .25; what the minority gives uid 3 above .25 is cut off.
+    ranks = {2: 0.25 * 1000 + 0.75 * 3000, 3: 0.25 * 1000 + 0.25 * 3000}
+    assert [graph.neurons[uid].consensus for uid in ranks] == pytest.approx([0.75, 0.25], rel=1e-4)
+    expected = [0, 0, *(rank / sum(ranks.values()) for rank in ranks.values()), 0]
+    assert [n.incentive for n in graph.neurons] == pytest.approx(expected, rel=1e-4)
+    assert graph.neurons[1].validator_trust == pytest.approx(0.5, rel=1e-4)
+    assert graph.neurons[4].validator_trust == pytest.approx(1.0, rel=1e-4)
 
 
 def test_a_weight_given_before_its_target_registered_does_not_count(bench):

@@ -1,6 +1,7 @@
 """What the project asks of a chain, whichever it is: blocks, who is registered, and weights.
 
-Two implementations answer alike: the embedded local chain and the Bittensor network's adapter. Refusals are
+Three implementations answer alike: the embedded local chain, and the Bittensor network through its SDK or through
+substrate-interface. Refusals are
 :class:`~subnet.chain.refusals.ChainRefused` with the runtime's own names. Amounts are TAO, times are seconds,
 ``timeout_s`` is the caller's deadline for the whole call.
 """
@@ -62,7 +63,7 @@ class Neuron(msgspec.Struct, frozen=True, kw_only=True):
     hotkey: str
     coldkey: str
     stake: float
-    """TAO staked to the hotkey on this subnet."""
+    """Stake that counts on this subnet, in TAO (on Bittensor: in the subnet's alpha, root stake included)."""
     validator_permit: bool
     last_update: int
     """Block of the last set weights; the block of registration when there were none."""
@@ -70,6 +71,14 @@ class Neuron(msgspec.Struct, frozen=True, kw_only=True):
     axon: Axon | None = None
     incentive: float = 0.0
     """Share of the subnet's miner reward, 0 to 1, as of the last tempo."""
+    dividends: float = 0.0
+    """Share of the subnet's validator reward, 0 to 1."""
+    consensus: float = 0.0
+    """Weight that a majority of the stake gives it."""
+    validator_trust: float = 0.0
+    """Part of its own weights that the majority shares."""
+    emission: float = 0.0
+    """What it earned in the last tempo, in the subnet's token."""
 
 
 class Metagraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +135,9 @@ class WeightsReceipt(msgspec.Struct, frozen=True):
     block: int
     uids: tuple[int, ...]
     values: tuple[int, ...]
+    reveal_round: int | None = None
+    """Where they were committed: the drand round (on a local chain the block) at which the chain reveals them. Until
+    then :meth:`Chain.weights` shows the ones before."""
 
 
 class Commitment(msgspec.Struct, frozen=True):
@@ -139,11 +151,11 @@ class Chain(Protocol):
     """The whole of what is asked of a chain. Writes wait for inclusion; a refusal raises ``ChainRefused``."""
 
     async def block(self, *, timeout_s: float = CALL_TIMEOUT_S) -> int:
-        """Number of the newest finished block."""
+        """Number of the newest block that can't be replaced any more."""
         ...
 
     async def block_hash(self, number: int, *, timeout_s: float = CALL_TIMEOUT_S) -> str:
-        """64 hex digits; ``NotFound`` while the block isn't finished, with the seconds until it will be."""
+        """64 hex digits; ``NotFound`` while the block may still be replaced, with the seconds until it can't."""
         ...
 
     async def block_time_s(self, *, timeout_s: float = CALL_TIMEOUT_S) -> float: ...

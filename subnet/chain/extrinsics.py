@@ -64,6 +64,15 @@ class SetWeights(_Call, frozen=True, tag="set_weights"):
     version_key: U63
 
 
+class CommitWeights(_Call, frozen=True, tag="commit_weights"):
+    """Signed by the hotkey; ``commit`` is what :mod:`subnet.chain.sealed` made of the weights."""
+
+    netuid: U16
+    mechanism: U16
+    commit: bytes
+    version: U16
+
+
 class SetCommitment(_Call, frozen=True, tag="set_commitment"):
     """Signed by the hotkey."""
 
@@ -71,7 +80,7 @@ class SetCommitment(_Call, frozen=True, tag="set_commitment"):
     data: bytes
 
 
-Call = BurnedRegister | AddStake | Faucet | ServeAxon | SetWeights | SetCommitment
+Call = BurnedRegister | AddStake | Faucet | ServeAxon | SetWeights | CommitWeights | SetCommitment
 
 
 class Extrinsic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,6 +110,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     uid: int = -1
     uids: tuple[int, ...] = ()
     values: tuple[int, ...] = ()
+    reveal_block: int = -1
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -116,7 +126,9 @@ class ChainInfo(msgspec.Struct, frozen=True):
     genesis: str
     block: int
     block_time_s: float
-    version: int = 1
+    seal_key: bytes = b""
+    """Public key that weights are sealed to where a subnet wants them committed."""
+    version: int = 2
 
 
 _ENCODER = msgspec.msgpack.Encoder()

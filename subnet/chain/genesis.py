@@ -53,6 +53,20 @@ class SubnetGenesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     activity_cutoff: int = 5000
     """Blocks after which a validator that set no weights no longer counts."""
     commit_reveal: bool = False
+    """Weights are committed, and revealed by the chain ``reveal_period`` tempos later."""
+    reveal_period: int = 1
+    kappa: float = 32_767 / 65_535
+    """Part of the stake that must back a weight, else it is clipped."""
+    bonds_moving_average: float = 0.9
+    bonds_penalty: float = 1.0
+    yuma3: bool = False
+    liquid_alpha: tuple[float, float, float] | None = None
+    """Lowest and highest share of a new bond, and steepness (Yuma 3 only)."""
+    owner_permit: bool = False
+    """The owner validates whatever its stake, as on newer runtimes."""
+    emission_per_block: float = 1.0
+    """What the subnet pays out, in its own token: the owner's cut first, then half to miners, half to validators."""
+    owner_cut: float = 11_796 / 65_535
     registration_allowed: bool = True
     registration_cost: float = 1.0
     max_registrations_per_block: int = 1024
@@ -66,8 +80,11 @@ class SubnetGenesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         _check(1 <= self.mechanisms <= 16, "mechanisms", self.mechanisms, "1 to 16")
         for key in ("immunity_period", "min_non_immune_uids", "min_allowed_weights", "weights_rate_limit",
                     "weights_version_key", "serving_rate_limit", "max_validators", "activity_cutoff",
-                    "registration_cost", "max_registrations_per_block"):  # fmt: skip
+                    "registration_cost", "max_registrations_per_block", "emission_per_block"):  # fmt: skip
             _check(getattr(self, key) >= 0, key, getattr(self, key), "0 or more")
+        _check(1 <= self.reveal_period <= 100, "reveal_period", self.reveal_period, "1 to 100")
+        for key in ("kappa", "bonds_moving_average", "bonds_penalty", "owner_cut"):
+            _check(0 <= getattr(self, key) <= 1, key, getattr(self, key), "0 to 1")
         hotkeys = [neuron.hotkey for neuron in self.neurons]
         hotkeys += [self.owner_hotkey] if self.owner_hotkey and self.owner_hotkey not in hotkeys else []
         _check(len(set(hotkeys)) == len(hotkeys), "neurons", len(hotkeys), "each hotkey once")
@@ -113,10 +130,11 @@ REALISTIC_GENESIS = Genesis(
             serving_rate_limit=50,
             max_validators=128,
             max_registrations_per_block=1,
+            commit_reveal=True,
         ),
     ),
 )
-"""The paces and refusals of a real network; commit-reveal stays off until the Bittensor adapter brings it."""
+"""The paces, refusals and sealed weights of a real network."""
 
 
 def load_genesis(path: Path) -> Genesis:

@@ -7,6 +7,7 @@ from the time since genesis and never go back, whatever the clock does. One thre
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -37,11 +38,12 @@ from subnet.chain.local_state import (
     view_weights,
 )
 from subnet.chain.refusals import ChainRefused
+from subnet.chain.sealed import public_key
 from subnet.errors import ConfigError, Corrupt, NotFound, OutOfSpace
 from subnet.protocol.signing import verify_signature
 from subnet.timing import SYSTEM_CLOCK, Clock
 
-FORMAT = 1
+FORMAT = 2
 """Version of the database; a change makes old directories unreadable, which is said when they are opened."""
 SNAPSHOT_EVERY = 512
 """Extrinsics between two snapshots: bounds the time to start."""
@@ -72,6 +74,7 @@ class LocalNode:
         self._recorded_block = 0
         self._unsaved_anchors: list[tuple[int, bytes]] = []
         self.state = snapshot.state
+        self._seal_key = public_key(self.state.seal_secret)
 
     @classmethod
     def open(
@@ -196,7 +199,13 @@ class LocalNode:
 
     def info(self) -> ChainInfo:
         block = self.tick()
-        return ChainInfo(genesis=self.state.genesis_hash, block=block, block_time_s=self.state.genesis.block_time_s)
+
+        return ChainInfo(
+            genesis=self.state.genesis_hash,
+            block=block,
+            block_time_s=self.state.genesis.block_time_s,
+            seal_key=self._seal_key,
+        )
 
     def block_hash(self, number: int) -> str:
         newest = self.tick()
@@ -271,6 +280,7 @@ def _start(db: sqlite3.Connection, genesis: Genesis, clock: Clock) -> int:
         with _transaction(db):
             _put_meta(db, "genesis", encoded)
             _put_meta(db, "started_ns", started_ns)
+            _put_meta(db, "seal_secret", os.urandom(32))
             _put_meta(db, "format", FORMAT)
         return started_ns
     if _get_meta(db, "format") != FORMAT:
@@ -290,7 +300,10 @@ def _newest_snapshot(db: sqlite3.Connection, genesis: Genesis, started_ns: int) 
             return msgspec.msgpack.decode(blob, type=_Snapshot)
         except msgspec.MsgspecError as error:
             raise Corrupt(f"the chain's snapshot can't be read: {error}") from error
-    state = genesis_state(genesis, started_ns)
+    secret = _get_meta(db, "seal_secret")
+    if not isinstance(secret, bytes):
+        raise Corrupt("the chain's key for sealed weights is missing")
+    state = genesis_state(genesis, started_ns, secret)
     for subnet in state.subnets.values():
         settle(state, subnet, 0)
     return _Snapshot(number=0, state=state)

@@ -29,6 +29,7 @@ from subnet.chain.extrinsics import (
     BurnedRegister,
     Call,
     ChainInfo,
+    CommitWeights,
     Faucet,
     Outcome,
     ServeAxon,
@@ -38,6 +39,8 @@ from subnet.chain.extrinsics import (
 )
 from subnet.chain.genesis import RAO_PER_TAO, to_rao
 from subnet.chain.refusals import CHAIN_ERRORS, ChainRefused
+from subnet.chain.sealed import SealedWeights, seal
+from subnet.chain.subtensor_calls import COMMIT_REVEAL_VERSION
 from subnet.errors import ConfigError, DeadlinePassed, InputError, Refusal, Refused, TooLarge, Unreachable
 from subnet.timing import Deadline
 
@@ -138,11 +141,31 @@ class LocalChain:
         mechanism: int = 0,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> WeightsReceipt:
-        deadline = Deadline.after(timeout_s)
+        deadline, signer = Deadline.after(timeout_s), self._signer()
         uids, values = to_u16(await self._by_uid(netuid, weights, deadline))
+        rules = await self.hyperparameters(netuid, timeout_s=deadline.remaining_s())
+        if rules.commit_reveal:
+            return await self._commit_weights(netuid, mechanism, uids, values, version_key, deadline)
         call = SetWeights(netuid=netuid, mechanism=mechanism, uids=uids, values=values, version_key=version_key)
-        outcome = await self._submit(self._signer(), call, deadline)
+        outcome = await self._submit(signer, call, deadline)
         return WeightsReceipt(block=outcome.block, uids=outcome.uids, values=outcome.values)
+
+    async def _commit_weights(
+        self,
+        netuid: int,
+        mechanism: int,
+        uids: tuple[int, ...],
+        values: tuple[int, ...],
+        version_key: int,
+        deadline: Deadline,
+    ) -> WeightsReceipt:
+        """Sealed to the chain; the receipt says at which block it opens them."""
+        signer, info = self._signer(), await self.info(timeout_s=deadline.remaining_s())
+        content = SealedWeights(hotkey=signer.hotkey, uids=uids, values=values, version_key=version_key)
+        commit = seal(content, info.seal_key)
+        call = CommitWeights(netuid=netuid, mechanism=mechanism, commit=commit, version=COMMIT_REVEAL_VERSION)
+        outcome = await self._submit(signer, call, deadline)
+        return WeightsReceipt(block=outcome.block, uids=uids, values=values, reveal_round=outcome.reveal_block)
 
     async def set_commitment(self, netuid: int, data: bytes, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         call = SetCommitment(netuid=netuid, data=data)

@@ -1,20 +1,32 @@
-"""How the local chain's blocks pass: blocks are closed, and each tempo permits and incentives are settled.
+"""How the local chain's blocks pass: blocks are closed, and each tempo weights are revealed, consensus is run, all is paid.
 
-Incentives are for now the stake-weighted mean of the validators' weight rows, each scaled to sum 1:
-I_j = sum_i(stake_i · w_ij) / sum over j. There is no clipping to consensus, no bonds and no emission as in the
-runtime's Yuma; as there, a weight given before its target registered doesn't count, nor one given to oneself (but
-for the owner), nor the row of a validator without permit or silent for longer than ``activity_cutoff``.
+The consensus is :mod:`subnet.chain.yuma`, the payment :mod:`subnet.chain.local_pay`. A long gap gives what many short
+ones do: epochs that would only repeat the one before are counted, not computed.
 """
 
 from __future__ import annotations
 
-from subnet.chain.genesis import SubnetGenesis, to_rao
-from subnet.chain.local_state import ChainState, Subnet, empty_block_hash, full_block_hash
+import msgspec
+import numpy as np
+
+from subnet.chain.base import upscale_u16
+from subnet.chain.genesis import RAO_PER_TAO, SubnetGenesis
+from subnet.chain.local_pay import Payment, pay, repeat_payment
+from subnet.chain.local_state import ChainState, StoredWeights, Subnet, empty_block_hash, full_block_hash
+from subnet.chain.sealed import unseal
+from subnet.chain.yuma import YumaEpoch, YumaRules, YumaState, run_epoch
+
+U16_MAX = 65_535
 
 
 def last_epoch_at_or_before(rules: SubnetGenesis, block: int) -> int:
     """Newest block in which the subnet settles: where ``(block + netuid + 1) % (tempo + 1) == 0``, or block 0."""
     return max(0, block - (block + rules.netuid + 1) % (rules.tempo + 1))
+
+
+def next_epoch_after(rules: SubnetGenesis, block: int) -> int:
+    period = rules.tempo + 1
+    return block + period - (block + rules.netuid + 1) % period
 
 
 def current_window(rules: SubnetGenesis, block: int) -> tuple[int, int]:
@@ -24,11 +36,14 @@ def current_window(rules: SubnetGenesis, block: int) -> tuple[int, int]:
     return position // period, period - position % period
 
 
+def first_block_of_window(rules: SubnetGenesis, window: int) -> int:
+    return window * (rules.tempo + 1) - rules.netuid - 1
+
+
 def advance(state: ChainState, block: int) -> bytes | None:
     """Close the block being built and let blocks pass until ``block`` is being built.
 
-    Returns the hash of the block that was closed when it holds an extrinsic. However long the gap, the newest two
-    settlements in it are enough: the first may change permits, the second what they weigh, a third nothing.
+    Returns the hash of the block that was closed when it holds an extrinsic.
     """
     if block <= state.block:
         return None
@@ -41,45 +56,149 @@ def advance(state: ChainState, block: int) -> bytes | None:
         state.anchor_block, state.anchor_hash, state.pending = state.block, closed, []
     for subnet in state.subnets.values():
         subnet.registrations_this_block = 0
-        epoch = last_epoch_at_or_before(subnet.rules, block)
-        for due in (epoch - subnet.rules.tempo - 1, epoch):
-            if due > state.block:
-                settle(state, subnet, due)
+        _pass_epochs(state, subnet, state.block, block)
     state.block = block
     return closed
 
 
-def settle(state: ChainState, subnet: Subnet, block: int) -> None:
-    """What happens once per tempo: incentives from the weights of the permit holders so far, then new permits."""
-    incentives = _incentives(subnet, block)
-    permits = _permits(subnet, to_rao(state.genesis.stake_threshold))
-    for uid, slot in enumerate(subnet.slots):
-        slot.incentive = incentives[uid]
-        slot.permit = uid in permits
+def _pass_epochs(state: ChainState, subnet: Subnet, after: int, until: int) -> None:
+    period = subnet.rules.tempo + 1
+    due = next_epoch_after(subnet.rules, after)
+    while due <= until:
+        newest_registration = max((slot.registered_at for slot in subnet.slots), default=0)
+        settled_before, before = subnet.last_epoch, _what_repeats(subnet)
+        _reveal(state, subnet, due)
+        payment = settle(state, subnet, due)
+        due += period
+        if before == _what_repeats(subnet) and newest_registration < settled_before and not subnet.commits:
+            alike = max(0, min(until, _active_until(subnet, due - period)) - due + period) // period
+            repeat_payment(subnet, payment, alike)
+            subnet.last_epoch += alike * period
+            due += alike * period
 
 
-def _permits(subnet: Subnet, threshold: int) -> set[int]:
-    """The ``max_validators`` largest stakes, above zero and not below the threshold; equal stakes by uid."""
-    staked = [(-subnet.stake_of(slot.hotkey), uid) for uid, slot in enumerate(subnet.slots)]
-    eligible = sorted(pair for pair in staked if pair[0] < 0 and -pair[0] >= threshold)
-    return {uid for _, uid in eligible[: subnet.rules.max_validators]}
+def _what_repeats(subnet: Subnet) -> bytes:
+    """All that an epoch changes, but for sums and block numbers."""
+    shown = [
+        (s.permit, s.incentive, s.dividends, s.consensus, s.validator_trust, s.emission, s.bonds) for s in subnet.slots
+    ]
+    return msgspec.msgpack.encode((shown, subnet.ledger.pending))
 
 
-def _incentives(subnet: Subnet, block: int) -> list[float]:
-    totals = [0.0] * len(subnet.slots)
-    for uid, slot in enumerate(subnet.slots):
-        row, last = slot.weights[0], slot.last_updates[0]
-        stake = subnet.stake_of(slot.hotkey)
-        if row is None or not slot.permit or stake == 0 or block - last > subnet.rules.activity_cutoff:
+def _active_until(subnet: Subnet, block: int) -> int:
+    """Last block at which all who are active now still are, if nobody sets weights."""
+    cutoff = subnet.rules.activity_cutoff
+    ends = [update + cutoff for slot in subnet.slots for update in slot.last_updates if update + cutoff >= block]
+    return min(ends, default=2**62)
+
+
+def _reveal(state: ChainState, subnet: Subnet, block: int) -> None:
+    """Weights whose time has come are opened and take effect; their block is that of the commit, as on the runtime."""
+    window, _ = current_window(subnet.rules, block)
+    ripe = window - subnet.rules.reveal_period
+    due = [commit for commit in subnet.commits if commit.window <= ripe]
+    subnet.commits = [commit for commit in subnet.commits if commit.window > ripe]
+    for commit in due:
+        opened, uid = unseal(commit.commit, state.seal_secret), subnet.uid_of(commit.hotkey)
+        if opened is None or uid is None or opened.hotkey != commit.hotkey or not _fits(subnet, uid, opened.uids):
             continue
-        is_owner = slot.hotkey == subnet.rules.owner_hotkey
-        counted = [
-            (target, value)
-            for target, value in zip(row.uids, row.values, strict=True)
-            if subnet.slots[target].registered_at < last and (target != uid or is_owner)
-        ]
-        row_sum = sum(value for _, value in counted)
-        for target, value in counted:
-            totals[target] += stake * (value / row_sum)
-    whole = sum(totals)
-    return [total / whole for total in totals] if whole > 0 else totals
+        if len(opened.uids) != len(opened.values) or opened.version_key < subnet.rules.weights_version_key:
+            continue
+        values = upscale_u16(opened.values)
+        subnet.slots[uid].weights[commit.mechanism] = StoredWeights(uids=opened.uids, values=values)
+
+
+def _fits(subnet: Subnet, uid: int, uids: tuple[int, ...]) -> bool:
+    """What setting them in the open would have asked for; a commit that fails this is dropped in silence."""
+    rules, slot = subnet.rules, subnet.slots[uid]
+    itself = uids == (uid,)
+    enough = len(uids) >= min(rules.min_allowed_weights, len(subnet.slots)) or itself
+    allowed = slot.permit or slot.hotkey == rules.owner_hotkey or itself
+    return enough and allowed and len(set(uids)) == len(uids) and all(target < len(subnet.slots) for target in uids)
+
+
+def settle(state: ChainState, subnet: Subnet, block: int) -> Payment:
+    """What happens once per tempo: incentives, dividends and bonds from the permit holders so far, then new permits."""
+    rules = yuma_rules(subnet.rules, state.genesis.stake_threshold)
+    epochs = [run_epoch(yuma_state(subnet, mechanism, block), rules) for mechanism in range(subnet.rules.mechanisms)]
+    main = epochs[0]
+    for uid, slot in enumerate(subnet.slots):
+        slot.permit = bool(main.permit_N[uid])
+        slot.incentive = float(main.incentive_N[uid])
+        slot.consensus = float(main.consensus_N[uid])
+        slot.dividends = float(np.mean([epoch.dividends_N[uid] for epoch in epochs]))
+        slot.validator_trust = 0.0
+    for mechanism, epoch in enumerate(epochs):
+        _store_bonds(subnet, mechanism, epoch)
+    for row, uid in enumerate(main.rows_V):
+        subnet.slots[int(uid)].validator_trust = float(main.trust_V[row])
+    payment = pay(subnet, epochs, block - subnet.last_epoch)
+    subnet.last_epoch = block
+    return payment
+
+
+def yuma_rules(rules: SubnetGenesis, stake_threshold: float) -> YumaRules:
+    return YumaRules(
+        kappa=rules.kappa,
+        bonds_penalty=rules.bonds_penalty,
+        bonds_moving_average=rules.bonds_moving_average,
+        yuma3=rules.yuma3,
+        liquid_alpha=rules.liquid_alpha,
+        max_validators=rules.max_validators,
+        stake_threshold=stake_threshold,
+        activity_cutoff=rules.activity_cutoff,
+        owner_permit=rules.owner_permit,
+    )
+
+
+def _rows(subnet: Subnet) -> list[int]:
+    rules = subnet.rules
+    return [
+        uid
+        for uid, slot in enumerate(subnet.slots)
+        if slot.permit or (rules.owner_permit and slot.hotkey == rules.owner_hotkey)
+    ]
+
+
+def yuma_state(subnet: Subnet, mechanism: int, block: int) -> YumaState:
+    slots, rows = subnet.slots, _rows(subnet)
+    weights_VN = np.zeros((len(rows), len(slots)))
+    bonds_VN = np.zeros((len(rows), len(slots)))
+    for row, uid in enumerate(rows):
+        stored = slots[uid].weights[mechanism]
+        if stored is not None:
+            weights_VN[row, list(stored.uids)] = stored.values
+        for target, value in slots[uid].bonds[mechanism].items():
+            bonds_VN[row, target] = value / U16_MAX
+    return YumaState(
+        block=block,
+        last_epoch=subnet.last_epoch,
+        stake_N=np.array([subnet.stake_of(slot.hotkey) / RAO_PER_TAO for slot in slots], dtype=np.float64),
+        permit_N=np.array([slot.permit for slot in slots], dtype=np.bool_),
+        registered_N=np.array([slot.registered_at for slot in slots], dtype=np.int64),
+        last_update_N=np.array([slot.last_updates[mechanism] for slot in slots], dtype=np.int64),
+        rows_V=np.array(rows, dtype=np.int64),
+        weights_VN=weights_VN,
+        bonds_VN=bonds_VN,
+        owner_uid=subnet.uid_of(subnet.rules.owner_hotkey) if subnet.rules.owner_hotkey else None,
+        commit_block_N=_commit_blocks(subnet, mechanism),
+    )
+
+
+def _commit_blocks(subnet: Subnet, mechanism: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
+    if not subnet.rules.commit_reveal:
+        return None
+    first = {slot.hotkey: 2**62 for slot in subnet.slots}
+    for commit in subnet.commits:
+        if commit.mechanism == mechanism and commit.hotkey in first:
+            first[commit.hotkey] = min(first[commit.hotkey], commit.block)
+    return np.array([first[slot.hotkey] for slot in subnet.slots], dtype=np.int64)
+
+
+def _store_bonds(subnet: Subnet, mechanism: int, epoch: YumaEpoch) -> None:
+    for slot in subnet.slots:
+        slot.bonds[mechanism] = {}
+    stored_VN = np.floor(epoch.bonds_VN * U16_MAX + 1e-6).astype(np.int64)
+    for row, target in zip(*np.nonzero(stored_VN), strict=True):
+        uid = int(epoch.rows_V[row])
+        subnet.slots[uid].bonds[mechanism][int(target)] = int(stored_VN[row, target])

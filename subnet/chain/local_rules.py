@@ -12,6 +12,7 @@ from subnet.chain.base import Axon, upscale_u16
 from subnet.chain.extrinsics import (
     AddStake,
     BurnedRegister,
+    CommitWeights,
     Extrinsic,
     Faucet,
     Outcome,
@@ -20,13 +21,16 @@ from subnet.chain.extrinsics import (
     SetWeights,
 )
 from subnet.chain.genesis import RAO_PER_TAO, SubnetGenesis, to_rao
-from subnet.chain.local_epochs import current_window
-from subnet.chain.local_state import ChainState, CommitmentSlot, StoredWeights, Subnet, new_slot
+from subnet.chain.local_epochs import current_window, first_block_of_window
+from subnet.chain.local_state import ChainState, CommitmentSlot, StoredWeights, Subnet, WeightCommit, new_slot
 from subnet.chain.refusals import ChainRefused
 
 COMMITMENT_MAX_BYTES = 512
 COMMITMENT_MIN_CHARGE_BYTES = 100
 COMMITMENT_WINDOW_BYTES = 3100
+COMMIT_MAX_BYTES = 5000
+COMMIT_VERSION = 4
+MAX_UNREVEALED_COMMITS = 10
 
 
 def admit(state: ChainState, extrinsic: Extrinsic) -> None:
@@ -48,6 +52,8 @@ def apply_extrinsic(state: ChainState, extrinsic: Extrinsic, digest: bytes) -> O
     match call:
         case SetWeights():
             return set_weights(state, signer, call)
+        case CommitWeights():
+            return commit_weights(state, signer, call)
         case BurnedRegister():
             return burned_register(state, signer, call)
         case AddStake():
@@ -83,6 +89,35 @@ def set_weights(state: ChainState, hotkey: str, call: SetWeights) -> Outcome:
     return Outcome(block=state.block, uid=uid, uids=call.uids, values=values)
 
 
+def commit_weights(state: ChainState, hotkey: str, call: CommitWeights) -> Outcome:
+    """Like the runtime this asks for stake and pace but not for a permit: that is asked at the reveal."""
+    subnet = _subnet(state, call.netuid)
+    rules = subnet.rules
+    if call.mechanism >= rules.mechanisms:
+        raise ChainRefused("MechanismDoesNotExist", f"mechanism {call.mechanism} of {rules.mechanisms}")
+    if not rules.commit_reveal:
+        raise ChainRefused("CommitRevealDisabled")
+    if call.version != COMMIT_VERSION:
+        raise ChainRefused(
+            "IncorrectCommitRevealVersion", f"version {call.version}, the chain reveals {COMMIT_VERSION}"
+        )
+    uid = subnet.uid_of(hotkey)
+    if uid is None:
+        raise ChainRefused("HotKeyNotRegisteredInSubNet", f"{hotkey} isn't registered on subnet {call.netuid}")
+    _check_stake(state, subnet, uid)
+    _check_pace(state, subnet, uid, call.mechanism, "CommittingWeightsTooFast")
+    waiting = [c for c in subnet.commits if c.hotkey == hotkey and c.mechanism == call.mechanism]
+    if len(waiting) >= MAX_UNREVEALED_COMMITS or len(call.commit) > COMMIT_MAX_BYTES:
+        raise ChainRefused("TooManyUnrevealedCommits", f"{len(waiting)} commits wait for their reveal")
+    window, _ = current_window(rules, state.block)
+    subnet.commits.append(
+        WeightCommit(hotkey=hotkey, mechanism=call.mechanism, block=state.block, window=window, commit=call.commit)
+    )
+    subnet.slots[uid].last_updates[call.mechanism] = state.block
+    reveal_block = first_block_of_window(rules, window + rules.reveal_period)
+    return Outcome(block=state.block, uid=uid, reveal_block=reveal_block)
+
+
 def _check_weights(state: ChainState, hotkey: str, call: SetWeights) -> tuple[Subnet, int]:
     """The runtime's order: a call with several faults is refused for the first."""
     known = state.subnets.get(call.netuid)
@@ -109,21 +144,29 @@ def _check_weights(state: ChainState, hotkey: str, call: SetWeights) -> tuple[Su
 def _check_standing(state: ChainState, subnet: Subnet, uid: int, call: SetWeights) -> None:
     """Whether this neuron may set weights now: stake, version, pace, permit."""
     rules, hotkey = subnet.rules, subnet.slots[uid].hotkey
-    is_owner = hotkey == rules.owner_hotkey
-    stake, threshold = subnet.stake_of(hotkey), to_rao(state.genesis.stake_threshold)
-    if stake < threshold and not is_owner:
-        need = f"{stake / RAO_PER_TAO:g} TAO staked, {threshold / RAO_PER_TAO:g} needed"
-        raise ChainRefused("NotEnoughStakeToSetWeights", need)
+    _check_stake(state, subnet, uid)
     if rules.weights_version_key and call.version_key < rules.weights_version_key:
         reason = f"version key {call.version_key}, the subnet wants {rules.weights_version_key}"
         raise ChainRefused("IncorrectWeightVersionKey", reason)
-    last = subnet.slots[uid].last_updates[call.mechanism]
-    left = rules.weights_rate_limit - (state.block - last)
-    if last != 0 and left > 0:
-        reason = f"set at block {last}, this is {state.block}, the limit is {rules.weights_rate_limit} blocks"
-        raise ChainRefused("SettingWeightsTooFast", reason, retry_after_s=_blocks_left(state, left))
-    if not (subnet.slots[uid].permit or is_owner or call.uids == (uid,)):
+    _check_pace(state, subnet, uid, call.mechanism, "SettingWeightsTooFast")
+    if not (subnet.slots[uid].permit or hotkey == rules.owner_hotkey or call.uids == (uid,)):
         raise ChainRefused("NeuronNoValidatorPermit", f"uid {uid} holds no validator permit")
+
+
+def _check_stake(state: ChainState, subnet: Subnet, uid: int) -> None:
+    hotkey = subnet.slots[uid].hotkey
+    stake, threshold = subnet.stake_of(hotkey), to_rao(state.genesis.stake_threshold)
+    if stake < threshold and hotkey != subnet.rules.owner_hotkey:
+        need = f"{stake / RAO_PER_TAO:g} TAO staked, {threshold / RAO_PER_TAO:g} needed"
+        raise ChainRefused("NotEnoughStakeToSetWeights", need)
+
+
+def _check_pace(state: ChainState, subnet: Subnet, uid: int, mechanism: int, code: str) -> None:
+    last, limit = subnet.slots[uid].last_updates[mechanism], subnet.rules.weights_rate_limit
+    left = limit - (state.block - last)
+    if last != 0 and left > 0:
+        reason = f"set at block {last}, this is {state.block}, the limit is {limit} blocks"
+        raise ChainRefused(code, reason, retry_after_s=_blocks_left(state, left))
 
 
 def _check_targets(rules: SubnetGenesis, n: int, uid: int, call: SetWeights) -> None:
@@ -166,12 +209,22 @@ def burned_register(state: ChainState, coldkey: str, call: BurnedRegister) -> Ou
         uid = _slot_to_prune(subnet, state.block)
         if uid is None:
             raise ChainRefused("NoNeuronIdAvailable")
-        subnet.commitments.pop(subnet.slots[uid].hotkey, None)
+        _forget(subnet, uid)
         subnet.slots[uid] = slot
     state.balances[coldkey] = balance - cost
     state.owners[call.hotkey] = coldkey
     subnet.registrations_this_block += 1
     return Outcome(block=state.block, uid=uid)
+
+
+def _forget(subnet: Subnet, uid: int) -> None:
+    """What a pruned neuron leaves behind goes with it: its commitment, its commits, and bonds to it."""
+    hotkey = subnet.slots[uid].hotkey
+    subnet.commitments.pop(hotkey, None)
+    subnet.commits = [commit for commit in subnet.commits if commit.hotkey != hotkey]
+    for slot in subnet.slots:
+        for bonds in slot.bonds:
+            bonds.pop(uid, None)
 
 
 def _slot_to_prune(subnet: Subnet, block: int) -> int | None:

@@ -25,8 +25,15 @@ class Slot(msgspec.Struct):
     registered_at: int
     last_updates: list[int]
     weights: list[StoredWeights | None]
+    bonds: list[dict[int, int]]
+    """Per mechanism: u16 by target."""
     permit: bool = False
     incentive: float = 0.0
+    dividends: float = 0.0
+    consensus: float = 0.0
+    validator_trust: float = 0.0
+    emission: int = 0
+    """Of the last tempo."""
     axon: Axon | None = None
     axon_block: int = 0
 
@@ -39,6 +46,27 @@ class CommitmentSlot(msgspec.Struct):
     used_bytes: int
 
 
+class WeightCommit(msgspec.Struct, frozen=True):
+    hotkey: str
+    mechanism: int
+    block: int
+    window: int
+    """Tempo it was made in; the chain reveals it ``reveal_period`` tempos later."""
+    commit: bytes
+
+
+class Ledger(msgspec.Struct):
+    """Where a subnet's emission went, since block 0. ``earned`` is kept apart from stake: it isn't staked by itself."""
+
+    emitted: int = 0
+    owner: int = 0
+    burned: int = 0
+    pending: int = 0
+    """Nobody to pay it to yet; paid with the next tempo."""
+    earned: dict[str, int] = {}
+    """By hotkey."""
+
+
 class Subnet(msgspec.Struct):
     rules: SubnetGenesis
     slots: list[Slot]
@@ -46,6 +74,9 @@ class Subnet(msgspec.Struct):
     """rao by hotkey, then by coldkey. Stake stays with a hotkey that loses its slot."""
     commitments: dict[str, CommitmentSlot]
     registrations_this_block: int = 0
+    commits: list[WeightCommit] = []
+    ledger: Ledger = msgspec.field(default_factory=Ledger)
+    last_epoch: int = 0
 
     def uid_of(self, hotkey: str) -> int | None:
         return next((uid for uid, slot in enumerate(self.slots) if slot.hotkey == hotkey), None)
@@ -59,6 +90,8 @@ class ChainState(msgspec.Struct):
 
     genesis: Genesis
     genesis_hash: str
+    seal_secret: bytes
+    """Opens committed weights; never shown."""
     block: int
     anchor_block: int
     """Newest finished block that holds an extrinsic, or 0."""
@@ -75,16 +108,24 @@ class ChainState(msgspec.Struct):
 
 def new_slot(rules: SubnetGenesis, hotkey: str, coldkey: str, block: int) -> Slot:
     n = rules.mechanisms
-    return Slot(hotkey=hotkey, coldkey=coldkey, registered_at=block, last_updates=[block] * n, weights=[None] * n)
+    return Slot(
+        hotkey=hotkey,
+        coldkey=coldkey,
+        registered_at=block,
+        last_updates=[block] * n,
+        weights=[None] * n,
+        bonds=[{} for _ in range(n)],
+    )
 
 
-def genesis_state(genesis: Genesis, started_ns: int) -> ChainState:
+def genesis_state(genesis: Genesis, started_ns: int, seal_secret: bytes = bytes(32)) -> ChainState:
     """State at block 0, with block 1 being built. ``started_ns`` makes two chains of one genesis different chains."""
     encoded = msgspec.msgpack.encode((genesis, started_ns))
     root = blake3.blake3(b"iota-local-chain/genesis\n" + encoded).digest()
     state = ChainState(
         genesis=genesis,
         genesis_hash=root.hex(),
+        seal_secret=seal_secret,
         block=1,
         anchor_block=0,
         anchor_hash=root,
@@ -133,6 +174,10 @@ def view_metagraph(state: ChainState, netuid: int) -> Metagraph:
             registered_at_block=slot.registered_at,
             axon=slot.axon,
             incentive=slot.incentive,
+            dividends=slot.dividends,
+            consensus=slot.consensus,
+            validator_trust=slot.validator_trust,
+            emission=slot.emission / RAO_PER_TAO,
         )
         for uid, slot in enumerate(subnet.slots)
     )

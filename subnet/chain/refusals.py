@@ -21,11 +21,29 @@ CHAIN_ERRORS: dict[str, _Text] = {
     "BadProof": _Text("the signature doesn't fit the signer and the payload", "sign with the key named as signer"),
     "Stale": _Text("this nonce was used already", "read the account's nonce and sign anew"),
     "Future": _Text("this nonce is ahead of the account's", "read the account's nonce and sign anew"),
-    "AncientBirthBlock": _Text("signed for another chain", "the chain was made anew: reconnect, then sign anew"),
+    "AncientBirthBlock": _Text(
+        "signed for another chain, or too long ago", "the chain was made anew, or the call waited: sign anew"
+    ),
+    "Payment": _Text("the account can't pay the fee", "put funds on the account that signs"),
+    "PriorityTooLow": _Text("another call with this nonce waits already", "wait a block, then try again"),
+    "AlreadyImported": _Text("the node has this very call already", "wait a block, then read what the chain stores"),
+    "ExhaustsResources": _Text("the block is full", "wait a block, then try again"),
+    "BadRequest": _Text("the node's pool took the call for invalid", "try once more; then check iota doctor --chain"),
+    "Dropped": _Text("the node dropped the call from its pool", "wait a block, then try again"),
+    "Usurped": _Text("another call with this nonce took its place", "does another process sign with this key?"),
+    "Invalid": _Text("the node's pool found the call invalid after taking it", "wait a block, then sign anew"),
+    "Retracted": _Text("the block with the call was replaced by another", "read what the chain stores, then try again"),
+    "RateLimitExceeded": _Text("a call of this kind was made a short while ago", "wait for the rate limit"),
+    "StakeAmountTooLow": _Text("the stake is below what the call needs", "add stake to the hotkey"),
     # set_weights, in the order the runtime checks
     "CommitRevealEnabled": _Text(
         "the subnet wants weights committed first, then revealed", "use the commit-reveal call, or switch it off"
     ),
+    "CommitRevealDisabled": _Text("the subnet takes weights in the open", "set them without a commit"),
+    "CommittingWeightsTooFast": _Text("weights were committed a short while ago", "wait for the rate limit"),
+    "IncorrectCommitRevealVersion": _Text("the chain speaks another version of commit-reveal", "update this software"),
+    "TooManyUnrevealedCommits": _Text("ten commits wait for their reveal", "wait until the chain has revealed one"),
+    "InvalidRevealRound": _Text("the reveal round is over already", "set this machine's clock; check the block time"),
     "CanNotSetRootNetworkWeights": _Text("weights can't be set on netuid 0", "name your subnet with --netuid"),
     "WeightVecNotEqualSize": _Text("uids and values differ in length", "give one value per uid"),
     "SubnetNotExists": _Text("there is no such subnet", "check --netuid"),
