@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from subnet.errors import ConfigError
 from subnet.model.stage import prepare_torch
 
-__all__ = ["choose_device", "limit_memory", "memory_taken", "prepare_torch"]
+__all__ = ["choose_device", "free_memory", "limit_memory", "memory_taken", "prepare_torch"]
+
+CUDA_CONTEXT_BYTES = 512 << 20
+"""What a second process takes of a CUDA device before it computes anything."""
+_MEMINFO = Path("/proc/meminfo")
+_UNKNOWN_BYTES = 1 << 62
 
 
 def choose_device(wanted: str) -> str:
@@ -38,3 +45,19 @@ def memory_taken(device: str) -> int:
     """The most that this process has taken of a CUDA device so far; 0 for the CPU."""
     found = torch.device(device)
     return torch.cuda.max_memory_reserved(found) if found.type == "cuda" else 0
+
+
+def free_memory(device: str, limit_bytes: int | None = None) -> int:
+    """Bytes that a second process could take now without pushing this one out; ``limit_bytes``: of both on a CUDA device."""
+    found = torch.device(device)
+    if found.type == "cuda":
+        free_bytes = torch.cuda.mem_get_info(found)[0]
+        if limit_bytes is not None:
+            free_bytes = min(free_bytes, limit_bytes - torch.cuda.memory_reserved(found))
+        return max(0, free_bytes - CUDA_CONTEXT_BYTES)
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:
+        return _UNKNOWN_BYTES  # another system: nobody knows
+    kib = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return int(next(kib, _UNKNOWN_BYTES >> 10)) << 10

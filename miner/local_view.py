@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from subnet.protocol.messages import BackwardReceipt, ForwardReceipt
 from subnet.words import Commitment, Member
 
 
@@ -30,7 +31,15 @@ class MadeFrom(msgspec.Struct, frozen=True):
     x: str
     gradient: str = ""
     generation: int = 0
-    """Of the lease it was made under; 0: for a replay."""
+    """Of the lease it was made under, or was last given away under; 0: for a replay."""
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What the maker of a boundary has signed when it sent it: proof of it, should it have receipted something else."""
+
+    hash: str
+    generation: int
+    signature: bytes
 
 
 class MergedLocally(msgspec.Struct, frozen=True):
@@ -77,14 +86,18 @@ class LocalView:
     """Hash of each boundary held, its own products included."""
     made_from: dict[BoundaryKey, MadeFrom] = field(default_factory=dict[BoundaryKey, MadeFrom])
     """Of each output of mine, also of those that have no bytes (the first stage's gradient, the last stage's loss)."""
+    sent_to_me: dict[BoundaryKey, Sent] = field(default_factory=dict[BoundaryKey, Sent])
+    """Of boundaries that came straight from their makers, where the run has audits."""
     kept: dict[BoundaryKey, str] = field(default_factory=dict[BoundaryKey, str])
     """Hash of every boundary whose bytes are still here, of steps that are over as well; the node's cache keeps it."""
     produced: dict[BoundaryKey, str] = field(default_factory=dict[BoundaryKey, str])
-    """What this incarnation has made under a lease, held or not: it has to open it, or to say that it can't."""
+    """What this incarnation has receipted, held or not: it has to open it, or to say that it can't."""
     opened: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     """(audit, hash) of what I have put into the store for it."""
     witnessed: dict[int, str] = field(default_factory=dict[int, str])
-    """By case: what my run of its bundle gave; "" where I can't run it."""
+    """By case: what my run of its bundle gave."""
+    unwitnessed: dict[int, str] = field(default_factory=dict[int, str])
+    """By case: why I can't run its bundle."""
     unavailable: set[BoundaryKey] = field(default_factory=set[BoundaryKey])
     """Boundaries that couldn't be had for long enough to say so; the node removes a key to have it fetched again."""
     in_store: dict[BoundaryKey, int] = field(default_factory=dict[BoundaryKey, int])
@@ -153,6 +166,22 @@ class LocalView:
         self.fingerprints.clear()
         self.checks.clear()
 
+    def bind(self, key: BoundaryKey, generation: int) -> None:
+        """An output of mine is about to be given away under this lease: there is no other one under it ever."""
+        made = self.made_from.get(key)
+        if made is not None and made.generation != generation:
+            self.made_from[key] = msgspec.structs.replace(made, generation=generation)
+
+    def note_receipt(self, claim: ForwardReceipt | BackwardReceipt) -> None:
+        """What I say that I have made, whenever I made it, an audit may ask of me."""
+        forward = claim.output if isinstance(claim, ForwardReceipt) else claim.forward
+        backward = "" if isinstance(claim, ForwardReceipt) else claim.output
+        for is_backward, hash_ in ((False, forward), (True, backward)):
+            key = BoundaryKey(claim.step, claim.microbatch, claim.stage, is_backward)
+            if hash_:
+                self.produced[key] = hash_
+                self.bind(key, claim.generation)
+
     def drop_item(self, key: BoundaryKey, stage: int) -> list[BoundaryKey]:
         """A boundary isn't what its maker says: it goes, with all that ``stage`` made of it. Returns what has gone."""
         step, m = key.step, key.microbatch
@@ -160,6 +189,7 @@ class LocalView:
         for found in gone:
             for held in (self.boundaries, self.kept, self.made_from, self.produced, self.compute_s, self.in_store):
                 held.pop(found, None)
+            self.sent_to_me.pop(found, None)
         self.unavailable.discard(key)
         self.pushed = {entry for entry in self.pushed if entry[0] not in gone}
         self.losses.pop((step, m), None)
@@ -169,7 +199,10 @@ class LocalView:
 
     def rewind(self, step: int) -> None:
         """The run goes on from the state after ``step`` updates, on another branch: what is of later ones never was."""
-        for held in (self.boundaries, self.made_from, self.produced, self.kept, self.compute_s, self.in_store):
+        for held in (
+            *(self.boundaries, self.made_from, self.produced, self.kept, self.compute_s),
+            *(self.in_store, self.sent_to_me),
+        ):
             for key in [key for key in held if key.step >= step]:
                 del held[key]
         self.unavailable.clear()
@@ -186,7 +219,7 @@ class LocalView:
         """
         first = step + 1 if evidence_from is None else min(step + 1, evidence_from)
         self.produced = {key: hash_ for key, hash_ in self.produced.items() if key.step >= first}
-        for held in (self.boundaries, self.made_from, self.compute_s, self.in_store):
+        for held in (self.boundaries, self.made_from, self.compute_s, self.in_store, self.sent_to_me):
             for key in [key for key in held if key.step <= step]:
                 del held[key]
         self.unavailable = {key for key in self.unavailable if key.step > step}

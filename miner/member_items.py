@@ -152,8 +152,6 @@ class ItemWork:
         if done.output is not None:
             self._context.cache.put(key, done.output, done.hash, own=True)
             local.boundaries[key] = done.hash
-            if same_member and owe.generation is not None:
-                local.produced[key] = done.hash
         local.compute_s[key] = done.compute_s
         if done.loss_bits is not None:
             local.losses[owe.step, owe.microbatch] = done.loss_bits

@@ -11,15 +11,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import msgspec
 from blake3 import blake3
 
 from miner.context import RunContext
 from miner.link_packing import LinkPacking
-from miner.local_view import BoundaryKey
+from miner.local_view import BoundaryKey, Sent
 from miner.member_slices import Slices
 from miner.owed import accepts_boundary
 from miner.owes import Fetch, Push
-from miner.tickets import Ticket, check_raw_finite, check_sender, check_ticket
+from miner.tickets import Ticket, UnsignedBoundary, check_raw_finite, check_sender, check_ticket
 from subnet.errors import HashMismatch, InputError, NotFound
 from subnet.model.memory import boundary_bytes, boundary_parts
 from subnet.net.base import Body, PeerAddress, Priority, Transport, send_deadline
@@ -34,6 +35,7 @@ from subnet.protocol.messages import (
     SliceFrame,
     WantBlobFrame,
 )
+from subnet.protocol.sent import is_sent, sent_by, sign_sent
 from subnet.run.state import item, members_of
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS
 
@@ -65,6 +67,7 @@ class Links:
         pipeline = context.plan.config.pipeline
         self._asks = ASKED_BEFORE_MISSING + self._boundary_bytes // BYTES_AN_ASK
         self._is_raw, self._num_training = pipeline.boundary_code == "raw", pipeline.microbatches
+        self._signs = context.plan.config.audit.on
 
     def use(self, transport: Transport[AnyPeerFrame]) -> None:
         self._transport = transport
@@ -93,6 +96,8 @@ class Links:
         ticket = check_ticket(self._context.run_state, self._context.member, frame)
         if self._is_past(key) or ticket is Ticket.PAST:
             return
+        if self._signs and not is_sent(sent_by(frame), frame.signature):
+            raise UnsignedBoundary("a boundary that its sender hasn't signed, in a run with audits")
         if frame.packing == "none":
             if len(body) != self._boundary_bytes:
                 raise InputError(f"a boundary of {len(body)} bytes, this run's have {self._boundary_bytes}")
@@ -143,6 +148,8 @@ class Links:
         self._context.cache.put(key, data, frame.hash)
         self._context.local.boundaries[key] = frame.hash
         self._context.local.unavailable.discard(key)
+        if frame.signature:
+            self._context.local.sent_to_me[key] = Sent(frame.hash, frame.generation, frame.signature)
         self._asked.pop(key, None)
         if (event := self._arrived.pop(key, None)) is not None:
             event.set()
@@ -166,16 +173,11 @@ class Links:
         self._context.local.pushed.add((owe.key, owe.to))
 
     async def _send_boundary(self, address: PeerAddress, key: BoundaryKey, data: memoryview) -> None:
-        context = self._context
-        hash_ = context.cache.hash_of(key)
-        if context.member is None or hash_ is None or self._transport is None:
+        frame = self._frame(key)
+        if frame is None or self._transport is None:
             return
-        found = item(context.run_state, key.step, key.microbatch, key.stage)
-        generation, member = found.generation if found else 0, context.member
         body, packing = await self._packed(address.hotkey, data)
-        frame = BoundaryFrame(
-            context.run_id, key.step, key.microbatch, key.stage, key.backward, member, generation, hash_, packing
-        )
+        frame = msgspec.structs.replace(frame, packing=packing)
         priority = Priority.BACKWARD if key.backward else Priority.FORWARD
         link, sent, way = self._packing.link(address.hotkey), 0, (key, address.hotkey)
         self._sending.add(way)
@@ -187,6 +189,21 @@ class Links:
         finally:
             self._sending.discard(way)
             link.end(SYSTEM_CLOCK.now_s(), sent)
+
+    def _frame(self, key: BoundaryKey) -> BoundaryFrame | None:
+        """What is said of a boundary that is sent; under a lease of mine it is bound to that from here on."""
+        context = self._context
+        hash_, member = context.cache.hash_of(key), context.member
+        if member is None or hash_ is None:
+            return None
+        found = item(context.run_state, key.step, key.microbatch, key.stage)
+        generation = found.generation if found else 0
+        if found is not None and found.member == member:
+            context.local.bind(key, generation)
+        frame = BoundaryFrame(
+            context.run_id, key.step, key.microbatch, key.stage, key.backward, member, generation, hash_
+        )
+        return sign_sent(context.signer, frame) if self._signs else frame
 
     async def _packed(self, hotkey: str, data: memoryview) -> tuple[Buffer, str]:
         """A boundary as it goes to this peer, and how it is packed."""

@@ -1,8 +1,9 @@
 """A third party's run of a case: its bundle is fetched, checked and replayed in a process of its own, and the digest is the answer.
 
 The witness isn't told what was found or claimed to be wrong, and needs none of it: it does the work again. What doesn't belong
-to this run, is damaged, or is too large for this machine's budgets is answered with silence, and the reason is logged; the
-next witness is asked then. The process exists only while it replays; nothing of a bundle stays on the disk.
+to this run, is damaged, or is too large for this machine's budgets is declined with the reason, so that somebody else is asked
+at once. The process exists only while it replays, at a low priority beside this miner's own work, which goes on; nothing of a
+bundle stays on the disk.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import Protocol
 from loguru import logger
 
 from miner.context import RunContext
+from miner.hardware import free_memory
 from miner.owes import RunWitness
 from subnet.audit.bundle import BLOBS_NAME, Needed, decode_case, needed_blobs, put_blob, write_bundle
 from subnet.audit.case import LIMIT_CASE_BYTES, Case, Findings
+from subnet.audit.messages import DEFAULT_GRAPH_BYTES
 from subnet.audit.process import AuditProcess
 from subnet.errors import InputError, IotaError, OutOfSpace
 from subnet.model.memory import Budgets, stage_memory
+from subnet.protocol.claims import LIMIT_REASON_CHARS
 from subnet.run.audits import branch
 from subnet.store.together import all_of
 from subnet.timing import TIMEOUTS, Deadline
@@ -45,11 +49,10 @@ class Replayer(Protocol):
 class WitnessWork:
     """One case at a time, under a directory that is this object's alone."""
 
-    def __init__(self, context: RunContext, make_process: Callable[[], Replayer] | None = None) -> None:
+    def __init__(self, context: RunContext, make_process: Callable[[int], Replayer] | None = None) -> None:
         self._context = context
-        settings = context.settings
-        self._directory = settings.directory.expanduser() / "witness"
-        self._make = make_process or (lambda: AuditProcess(settings.witness_memory_bytes, device=context.device))
+        self._directory = context.settings.directory.expanduser() / "witness"
+        self._make = make_process or self._process
         self._turn = asyncio.Lock()
         self._tries: dict[int, int] = {}
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -58,7 +61,7 @@ class WitnessWork:
         """Notes the digest, or that there will be none; raises what a later try may cure."""
         local = self._context.local
         async with self._turn:
-            if owe.case in local.witnessed:
+            if owe.case in local.witnessed or owe.case in local.unwitnessed:
                 return
             try:
                 local.witnessed[owe.case] = await self._replayed(owe)
@@ -66,8 +69,8 @@ class WitnessWork:
                 self._tries[owe.case] = self._tries.get(owe.case, 0) + 1
                 if error.retryable and self._tries[owe.case] < TRIES:
                     raise
-                logger.warning("case {} can't be run here, which nobody is told: {}", owe.case, error)
-                local.witnessed[owe.case] = ""
+                logger.warning("case {} can't be run here, somebody else is asked: {}", owe.case, error)
+                local.unwitnessed[owe.case] = f"{error.code}: {error.reason}"[:LIMIT_REASON_CHARS]
             finally:
                 await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
         self._context.wake()
@@ -78,7 +81,7 @@ class WitnessWork:
         directory = self._directory / str(owe.case)
         await asyncio.to_thread(write_bundle, directory, case, {})
         await self._fill(directory, case, deadline)
-        process = self._make()
+        process = self._make(self._spare_bytes(case))
         try:
             findings = await process.run(directory, deadline, fresh=True)
         finally:
@@ -108,13 +111,22 @@ class WitnessWork:
         named = (case.step, case.stage) == (told.step, told.stage)
         if not named or not 0 <= case.stage < self._context.plan.num_stages:
             raise InputError(f"the case is of step {case.step} stage {case.stage}, which the journal doesn't say")
-        needed = stage_memory(
-            self._context.plan, case.stage, Budgets(kept_steps=0, graph_memory_bytes=0, boundary_memory_bytes=0)
-        )
-        limit = self._context.settings.witness_memory_bytes
-        if needed.peak_bytes > limit:
-            raise OutOfSpace(f"stage {case.stage} takes {needed.peak_bytes} bytes of memory, the budget is {limit}")
+        self._spare_bytes(case)
         return case
+
+    def _spare_bytes(self, case: Case) -> int:
+        """What the budget leaves beside the stage's replay, for graphs that needn't be computed again."""
+        budgets = Budgets(kept_steps=0, graph_memory_bytes=0, boundary_memory_bytes=0)
+        needed_bytes = stage_memory(self._context.plan, case.stage, budgets).peak_bytes
+        settings = self._context.settings
+        limit_bytes = min(settings.witness_memory_bytes, free_memory(self._context.device, settings.vram_bytes))
+        if needed_bytes > limit_bytes:
+            raise OutOfSpace(f"stage {case.stage} takes {needed_bytes} bytes of memory, there are {limit_bytes} for it")
+        return limit_bytes - needed_bytes
+
+    def _process(self, spare_bytes: int) -> Replayer:
+        settings, graph_bytes = self._context.settings, min(DEFAULT_GRAPH_BYTES, spare_bytes)
+        return AuditProcess(settings.witness_memory_bytes, device=self._context.device, graph_bytes=graph_bytes)
 
     # --- its blobs ---------------------------------------------------------------------------------------------
 

@@ -21,11 +21,12 @@ def owed_evidence(state: RunState, me: Member, local: LocalView, owes: list[Owe]
         for first in range(0, len(lost), LIMIT_WANTS):
             owes.append(Report(msg.NotHeldClaim(number, lost[first : first + LIMIT_WANTS])))
     for case, bundle in witness_wanted(state, me):
-        digest = local.witnessed.get(case)
-        if digest is None:
+        if case in local.witnessed:
+            owes.append(Report(msg.WitnessClaim(case, local.witnessed[case])))
+        elif case in local.unwitnessed:
+            owes.append(Report(msg.WitnessClaim(case, "", local.unwitnessed[case])))
+        else:
             owes.append(RunWitness(case, bundle))
-        elif digest:  # else it can't be run here, which is answered with silence
-            owes.append(Report(msg.WitnessClaim(case, digest)))
 
 
 def openings(state: RunState, local: LocalView) -> list[StoreEvidence]:

@@ -1,11 +1,14 @@
 """What a member owes where a boundary it has isn't what its maker has receipted: pure, by the fold's hashes alone.
 
-What it computed with such a boundary under its lease can't stand: it says so instead of committing, and is dealt the item
-again. What it made of it before, or only holds, it drops; then it fetches what the receipt names. The same bytes made again,
-by whomever, are no mismatch. Where nobody audits, nobody compares: work goes on with what was sent.
+What it computed with such a boundary under its lease can't stand: it says so instead of committing, with what the maker
+signed when it sent it, and is dealt the item again. What it made of it before, or only holds, it drops; then it fetches what
+the receipt names. So under one lease nobody ever gives away two values of a boundary. The same bytes made again, by whomever,
+are no mismatch. Where nobody audits, nobody compares: work goes on with what was sent.
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from miner.local_view import BoundaryKey, LocalView
 from miner.owes import Compute, Drop, Owe, Report
@@ -27,7 +30,11 @@ def owed_mismatch(
     used = _used(work, key, stage, m, local)
     bound = found.forwarded or found.status == st.DONE or found.generation in _generations(work, stage, m, local)
     if used and bound and not st.is_evaluation(state, m):
-        owes.append(Report(msg.MismatchClaim(work.step, m, stage, key.backward, used)))
+        claim = msg.MismatchClaim(work.step, m, stage, key.backward, used)
+        sent = local.sent_to_me.get(key)
+        if sent is not None and sent.hash == used:
+            claim = msgspec.structs.replace(claim, generation=sent.generation, signature=sent.signature)
+        owes.append(Report(claim))
     else:
         owes.append(Drop(key, stage))
     return True

@@ -86,7 +86,7 @@ class Drop(msgspec.Struct, frozen=True):
 
 
 class RunWitness(msgspec.Struct, frozen=True):
-    """Run a case's bundle and put the digest into ``LocalView.witnessed`` ("" where it can't be run here)."""
+    """Run a case's bundle and put the digest into ``LocalView.witnessed``, or why it can't be run into ``unwitnessed``."""
 
     case: int
     bundle: str

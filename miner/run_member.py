@@ -55,6 +55,7 @@ from miner.waiting import why_waiting
 from subnet.errors import IotaError
 from subnet.logs import ReasonLog
 from subnet.net.client import SignedClient
+from subnet.protocol.messages import BackwardReceipt, ForwardReceipt
 from subnet.run.audits import branch
 from subnet.run.events import Gone, Record, Rewound
 from subnet.timing import TIMEOUTS
@@ -226,6 +227,9 @@ class RunMember:
             [*owed(context.run_state, member, context.local), *owed_ahead(context.run_state, member, context.local)]
         )
         claims = [owe.claim for owe in owes if isinstance(owe, Report)]
+        for claim in claims:
+            if isinstance(claim, ForwardReceipt | BackwardReceipt):
+                context.local.note_receipt(claim)
         self._reporter.owe(claims, idle=not len(context.compute) or self._store_links.awaited(claims))
         reductions: list[Reduce] = []
         fetches: list[FetchMerged] = []

@@ -55,6 +55,12 @@ class NotFinite(InputError):
     code = "not_finite"
 
 
+class UnsignedBoundary(InputError):
+    """A boundary without its sender's signature, which whoever audits wants to see: no honest member sends one."""
+
+    code = "unsigned_boundary"
+
+
 class Ticket(Enum):
     DUE = "due"
     EARLY = "early"

@@ -147,9 +147,12 @@ def test_a_witness_runs_the_bundle_and_says_the_digest_until_it_is_journaled() -
     assert owed(state, local) == [Report(msg.WitnessClaim(3, "found"))]
     state.audits.cases[3].said["b"] = "found"
     assert owed(state, local) == []
-    local.witnessed[3] = ""
+    local = LocalView(unwitnessed={3: "out_of_space: why"})
+    assert owed(state, local) == [], "it is journaled, whatever was said"
     state.audits.cases[3].said.clear()
-    assert owed(state, local) == [], "who can't run it is silent"
+    assert owed(state, local) == [Report(msg.WitnessClaim(3, "", "out_of_space: why"))], (
+        "somebody else is asked at once"
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,6 +167,10 @@ def test_a_witness_runs_the_bundle_and_says_the_digest_until_it_is_journaled() -
         msg.MismatchClaim(-2, 0, 1, False, "0" * 64),
         msg.MismatchClaim(0, 1 << 60, 1, False, "0" * 64),
         msg.WitnessClaim(1, ""),
+        msg.WitnessClaim(1, "0" * 64, "both"),
+        msg.WitnessClaim(1, "", "x" * 201),
+        msg.MismatchClaim(0, 0, 1, False, "0" * 64, 1, b"x" * 65),
+        msg.MismatchClaim(0, 0, 1, False, "0" * 64, -1, b"x"),
         msg.WitnessClaim(-1, "0" * 64),
     ],
 )
@@ -177,7 +184,9 @@ def test_what_can_be_said_passes() -> None:
         [
             msg.NotHeldClaim(7, (Want(1, 0, False, "0" * 64),)),
             msg.MismatchClaim(-1, 0, 1, False, "0" * 64),
+            msg.MismatchClaim(-1, 0, 1, False, "0" * 64, 2, b"x" * 64),
             msg.WitnessClaim(1, "0" * 64),
+            msg.WitnessClaim(1, "", "out_of_space: why"),
         ]
     )
 

@@ -234,4 +234,4 @@ async def test_what_was_made_of_a_wrong_input_is_made_anew_from_the_right_one(tm
         await asyncio.to_thread(compute.stop)
     assert right == fresh
     assert not set(right) & set(wrong)
-    assert local.produced[F] == right[0]
+    assert local.boundaries[F] == right[0]

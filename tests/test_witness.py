@@ -1,4 +1,4 @@
-"""A witness does the work of a case again from the store alone, says what came of it, and is silent where it can't."""
+"""A witness does the work of a case again from the store alone, says what came of it, and declines where it can't."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from subnet.audit.bundle import BLOBS_NAME, CASE_NAME, encode_case, open_bundle
 from subnet.audit.case import Case, Findings, digest
 from subnet.audit.redo import redo
 from subnet.errors import NotFound, Refusal, Refused, Unreachable
+from subnet.protocol.claims import check_claims
+from subnet.protocol.messages import WitnessClaim
 from subnet.protocol.wire import blob_hash
 from subnet.run.audits import CaseState
 from subnet.run.state import RunState, new_state
@@ -105,12 +107,25 @@ class World:
             device="cpu",
             wake=lambda: None,
         )
-        self.work = WitnessWork(self.context, None if process == "real" else lambda: self.process)  # type: ignore[arg-type]
+        self.work = WitnessWork(self.context, None if process == "real" else self.make)  # type: ignore[arg-type]
+
+    def make(self, spare_bytes: int) -> Any:
+        self.spare_bytes = spare_bytes
+        return self.process
 
     async def run(self) -> str | None:
+        """The digest, "" where it is declined."""
         await self.work.run(RunWitness(CASE, self.bundle))
         assert not (self.directory / "witness").exists(), "nothing of the bundle stays"
+        assert not (CASE in self.local.witnessed and CASE in self.local.unwitnessed)
+        if CASE in self.local.unwitnessed:
+            check_claims([WitnessClaim(CASE, "", self.local.unwitnessed[CASE])])
+            return ""
         return self.local.witnessed.get(CASE)
+
+    @property
+    def why(self) -> str:
+        return self.local.unwitnessed[CASE]
 
 
 def told(case: Case, bundle: str) -> RunState:
@@ -172,7 +187,28 @@ async def test_a_bundle_over_the_budget_is_left_to_others_before_it_is_fetched(
 
 
 async def test_a_stage_that_takes_too_much_memory_is_left_to_others(tmp_path: Path) -> None:
-    assert await World(tmp_path, witness_memory_bytes=1 << 16).run() == ""
+    world = World(tmp_path, witness_memory_bytes=1 << 16)
+    assert await world.run() == ""
+    assert world.why.startswith("out_of_space: stage 0 takes ")
+    assert not world.process.closed
+
+
+@pytest.mark.parametrize("free_bytes", [1 << 16, 0])
+async def test_a_machine_that_has_no_memory_to_spare_declines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int
+) -> None:
+    monkeypatch.setattr("miner.member_witness.free_memory", lambda device, limit: free_bytes)
+    world = World(tmp_path)
+    assert await world.run() == ""
+    assert f"there are {free_bytes} for it" in world.why
+
+
+async def test_the_graphs_of_a_replay_are_within_what_the_budget_leaves(tmp_path: Path) -> None:
+    wide, narrow = World(tmp_path / "a"), World(tmp_path / "b", witness_memory_bytes=80 << 20)
+    assert await wide.run() == await narrow.run() == "d" * 64
+    assert 0 <= narrow.spare_bytes < 80 << 20 < wide.spare_bytes
+    assert narrow.work._process(narrow.spare_bytes)._graph_bytes == narrow.spare_bytes  # type: ignore[attr-defined]
+    assert wide.work._process(wide.spare_bytes)._graph_bytes == 1 << 30  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("field", ["step", "stage", "branch", "planned"])
@@ -191,6 +227,7 @@ async def test_what_is_no_case_or_lacks_a_blob_is_not_run(tmp_path: Path) -> Non
     world = World(tmp_path / "a")
     world.store.there[world.bundle] = b"\x93junk"
     assert await world.run() == ""
+    assert world.why.startswith("bad_input: ")
     world = World(tmp_path / "b")
     del world.store.there[a_case().partials[0].items[0].gradient]
     assert await world.run() == ""
@@ -216,9 +253,10 @@ async def test_a_store_that_is_away_is_tried_again_and_then_left(tmp_path: Path)
 
 
 @pytest.mark.parametrize("code", ["other_hardware", "machine_fault"])
-async def test_a_machine_that_computes_otherwise_says_nothing(tmp_path: Path, code: str) -> None:
-    world = World(tmp_path, process=Told(Refused(Refusal(code, "why"), who="the worker")))
+async def test_a_machine_that_computes_otherwise_declines(tmp_path: Path, code: str) -> None:
+    world = World(tmp_path, process=Told(Refused(Refusal(code, "why" * 500), who="the worker")))
     assert await world.run() == ""
+    assert world.why.startswith(f"{code}: ")
     assert world.process.closed == 1
 
 

@@ -10,6 +10,8 @@ from subnet.protocol.wire import is_blob_hash
 
 LIMIT_WANTS = 1024
 """Boundaries that one claim may name; who has more to say says it in several."""
+LIMIT_REASON_CHARS = 200
+LIMIT_SIGNATURE_BYTES = 64
 _LIMIT_NUMBER = 1 << 48
 
 
@@ -35,7 +37,7 @@ def hashes_of(claim: msg.AnyClaim) -> tuple[str, ...]:
         case msg.NotHeldClaim():
             return tuple(want.hash for want in claim.wants)
         case msg.WitnessClaim():
-            return (claim.digest,)
+            return (claim.digest,) if claim.digest else ()
         case _:
             return ()
 
@@ -44,7 +46,7 @@ def numbers_of(claim: msg.AnyClaim) -> tuple[int, ...]:
     """Of what an audit is told: numbers that count from zero (a step from -1)."""
     match claim:
         case msg.MismatchClaim():
-            return claim.step + 1, claim.microbatch, claim.stage
+            return claim.step + 1, claim.microbatch, claim.stage, claim.generation
         case msg.NotHeldClaim():
             return claim.audit, *(number for want in claim.wants for number in (want.stage, want.microbatch))
         case msg.WitnessClaim():
@@ -56,11 +58,24 @@ def numbers_of(claim: msg.AnyClaim) -> tuple[int, ...]:
 def check_claims(claims: Iterable[msg.AnyClaim]) -> None:
     """Raises :class:`InputError` where one names as a hash what can't be one, a number that counts nothing, or too much."""
     for claim in claims:
-        if isinstance(claim, msg.NotHeldClaim) and not 0 < len(claim.wants) <= LIMIT_WANTS:
-            raise InputError(f"NotHeldClaim names {len(claim.wants)} boundaries", hint=f"1 to {LIMIT_WANTS}")
+        _check_size(claim)
         if not all(0 <= number < _LIMIT_NUMBER for number in numbers_of(claim)):
             raise InputError(f"{type(claim).__name__} names a number that counts nothing")
         for value in hashes_of(claim):
             if not is_blob_hash(value):
                 what = type(claim).__name__
                 raise InputError(f"{what} names {value[:80]!r} as a hash", hint="64 hexadecimal digits, lower case")
+
+
+def _check_size(claim: msg.AnyClaim) -> None:
+    match claim:
+        case msg.NotHeldClaim() if not 0 < len(claim.wants) <= LIMIT_WANTS:
+            raise InputError(f"NotHeldClaim names {len(claim.wants)} boundaries", hint=f"1 to {LIMIT_WANTS}")
+        case msg.WitnessClaim() if bool(claim.digest) == bool(claim.reason):
+            raise InputError("WitnessClaim names a digest, or else a reason why there is none")
+        case msg.WitnessClaim() if len(claim.reason) > LIMIT_REASON_CHARS:
+            raise InputError(f"WitnessClaim's reason has {len(claim.reason)} characters", hint=f"{LIMIT_REASON_CHARS}")
+        case msg.MismatchClaim() if len(claim.signature) > LIMIT_SIGNATURE_BYTES:
+            raise InputError(f"MismatchClaim has a signature of {len(claim.signature)} bytes")
+        case _:
+            return

@@ -164,6 +164,10 @@ class MismatchClaim(Claim, tag="D", frozen=True):
     backward: bool
     used: str
     """Hash of what I computed with."""
+    generation: int = 0
+    """Of the lease that its maker has sent it under; 0: without a proof, which accuses nobody."""
+    signature: bytes = b""
+    """The maker's over what it has sent (:mod:`subnet.protocol.sent`)."""
 
 
 class NotHeldClaim(Claim, tag="H", frozen=True):
@@ -174,10 +178,11 @@ class NotHeldClaim(Claim, tag="H", frozen=True):
 
 
 class WitnessClaim(Claim, tag="W", frozen=True):
-    """What my run of a case's bundle gave."""
+    """What my run of a case's bundle gave; an empty ``digest``: I can't run it, for this ``reason``, so ask somebody else."""
 
     case: int
     digest: str
+    reason: str = ""
 
 
 AnyClaim = (
@@ -288,7 +293,7 @@ class BoundaryFrame(PeerFrame, tag="b", frozen=True):
     """A boundary tensor in the run's code: forward output of ``stage`` (``backward`` False) or its input gradient.
 
     ``hash`` is of the coded bytes, whatever the link does to them: ``packing`` is ``none`` or ``planes``
-    (:mod:`subnet.numerics.planes`).
+    (:mod:`subnet.numerics.planes`). ``signature``: the sender's, where the run has audits (:mod:`subnet.protocol.sent`).
     """
 
     run: str
@@ -300,6 +305,7 @@ class BoundaryFrame(PeerFrame, tag="b", frozen=True):
     generation: int
     hash: str
     packing: str = "none"
+    signature: bytes = b""
 
 
 class NeedFrame(PeerFrame, tag="n", frozen=True):
