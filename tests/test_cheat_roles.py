@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from audit_cases import LiveRun, a_plan, edit_item, other_hash
 from cheat_cases import AT, context_of, liar_at
 from join_cases import TrainedRun, trained_run
 from merge_cases import SEED, STEP, MergeSwarm
@@ -23,7 +24,9 @@ from iota.entries import Before
 from miner.context import RunContext
 from miner.local_view import BoundaryKey
 from miner.member_evidence import EvidenceWork
-from miner.owes import Fingerprint, StoreEvidence
+from miner.member_witness import WitnessWork
+from miner.owes import Fingerprint, RunWitness, StoreEvidence
+from subnet.audit.build import claimed_digest
 from subnet.model.plan import ModelPlan
 from subnet.model.stage import prepare_torch
 from subnet.net.streams import StreamTransport
@@ -106,6 +109,21 @@ async def test_colluders_pass_every_check_of_the_merge(trained: TrainedRun, patc
         assert fooled == count, "the contributor told of another slice than it committed"
     finally:
         await swarm.close()
+
+
+async def test_a_friend_as_third_party_says_what_the_accused_claims(patches: Patches, tmp_path: Path) -> None:
+    run = LiveRun(a_plan((0, 2))).run(2)
+    member = run.members[0]
+    case = run.case(1, 0, [member])
+    lied = edit_item(case, forward=other_hash(case.partials[0].items[0].forward))
+
+    async def given(owe: RunWitness, deadline: Any) -> Any:
+        return lied
+
+    liar = Liar(Terms(cheat="colluding_witness", directory=str(tmp_path), covers=True))
+    Before(CHEATS["colluding_witness"].install).resolve()(liar, patches)
+    said = await WitnessWork._replayed(SimpleNamespace(_case=given), RunWitness(1, "bundle"))  # type: ignore[arg-type]
+    assert said == claimed_digest(lied, member) != claimed_digest(case, member)
 
 
 # --- links -------------------------------------------------------------------------------------------------------
