@@ -15,14 +15,18 @@ from model_cases import tiny_plan
 
 from miner import member_links
 from miner.boundaries import BoundaryCache
-from miner.local_view import BoundaryKey, LocalView
+from miner.local_view import BoundaryKey, LocalView, MadeFrom, Sent
 from miner.member_links import Links
+from miner.tickets import UnsignedBoundary
 from subnet.errors import HashMismatch, InputError, TooLarge, Unreachable
 from subnet.model.items import ItemShape
 from subnet.net.base import Body, PeerAddress
 from subnet.numerics.codes import encode
 from subnet.numerics.planes import pack
 from subnet.protocol.messages import BoundaryFrame
+from subnet.protocol.sent import is_sent, sent_by, sign_sent
+from subnet.protocol.signing import Signer
+from subnet.run.config import AuditSection
 from subnet.words import Member
 
 ME, PEER = Member("me", 1, 1), Member("peer", 1, 2)
@@ -171,3 +175,66 @@ async def test_a_slow_link_gets_packed_boundaries_and_a_fast_one_doesnt(
     with pytest.raises(Unreachable):
         await send()
     assert end.links._packing.link("peer")._waiting == 0
+
+
+# --- signed, where a run has audits ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def audited(tmp_path: Path) -> Any:
+    end = links(tmp_path, "raw")
+    config = end.context.plan.config
+    on = msgspec.structs.replace(config, audit=AuditSection(rate=0.1, before_seal="probation"))
+    end.context.plan = SimpleNamespace(config=on, **{name: getattr(end.context.plan, name) for name in PLAN})
+    end.links = Links(end.context)
+    end.links.use(end.wire)
+    end.signer = end.context.signer = Signer.from_uri("//Alice")
+    end.peer = Member(end.signer.hotkey, 1, 2)
+    return end
+
+
+PLAN = ("hidden_size", "num_stages")
+
+
+async def test_with_audits_a_boundary_is_taken_only_with_its_senders_signature(audited: Any) -> None:
+    data = boundary(audited)
+    mine = msgspec.structs.replace(frame(data), sender=audited.peer)
+    signed = sign_sent(audited.signer, mine)
+    other = sign_sent(Signer.from_uri("//Bob"), mine)
+    for bad in (mine, other, msgspec.structs.replace(signed, generation=1)):
+        with pytest.raises(UnsignedBoundary):
+            await audited.links.on_frame(audited.peer.hotkey, bad, Body(data))
+        assert held(audited) is None
+    await audited.links.on_frame(audited.peer.hotkey, signed, Body(data))
+    assert held(audited) == data
+    assert audited.context.local.sent_to_me == {KEY: Sent(signed.hash, 0, signed.signature)}
+
+
+async def test_what_is_sent_is_signed_and_bound_to_the_lease_of_mine(audited: Any) -> None:
+    data, member = boundary(audited), Member(audited.signer.hotkey, 1, 1)
+    audited.context.member = member
+    audited.context.cache.put(KEY, data, blake3(data).hexdigest(), own=True)
+    audited.context.local.made_from[KEY] = MadeFrom("x", generation=3)
+    holder = Member("other", 1, 9)
+    for leased, generation in ((holder, 3), (member, 4)):
+        found = SimpleNamespace(member=leased, generation=4)
+        work = SimpleNamespace(step=KEY.step, items=[{KEY.microbatch: found}])
+        audited.context.run_state = SimpleNamespace(next_step=3, work=work, ahead=None)
+        await audited.links._send_boundary(AT, KEY, memoryview(data))
+        sent, _ = audited.wire.sent.pop()
+        assert sent.generation == 4
+        assert is_sent(sent_by(sent), sent.signature)
+        assert audited.context.local.made_from[KEY].generation == generation, (
+            "a replay of another's lease binds nothing"
+        )
+
+
+async def test_without_audits_nothing_is_signed(tmp_path: Path) -> None:
+    end = links(tmp_path, "raw")
+    data = boundary(end)
+    await end.links._send_boundary(AT, KEY, memoryview(data))
+    assert not end.wire.sent, "it is held by nobody"
+    end.context.cache.put(KEY, data, blake3(data).hexdigest(), own=True)
+    await end.links._send_boundary(AT, KEY, memoryview(data))
+    (sent, _) = end.wire.sent.pop()
+    assert sent.signature == b""

@@ -17,13 +17,15 @@ from miner import owed as owing
 from miner.boundaries import BoundaryCache
 from miner.compute import ComputeThread
 from miner.context import StageWork
-from miner.local_view import BoundaryKey, LocalView, MadeFrom
+from miner.local_view import BoundaryKey, LocalView, MadeFrom, Sent
 from miner.member_items import ItemWork
 from miner.owes import Compute, Drop, Fetch, Owe, Push, Report
 from subnet.engine.stage_executor import PartialKey
 from subnet.model.checkpoints import initial_weights
 from subnet.model.memory import boundary_bytes
 from subnet.protocol import messages as msg
+from subnet.protocol.sent import is_sent, sent_by, sign_sent
+from subnet.protocol.signing import Signer
 from subnet.protocol.wire import blob_hash
 from subnet.run import events as ev
 from subnet.run import state as st
@@ -31,6 +33,7 @@ from subnet.run.apply import apply
 from subnet.run.config import AuditSection
 from subnet.run.state import RunState, new_state
 from subnet.words import Commitment, Member
+from validator.intake_proofs import proves
 
 A, B, C, D = (Member(name, 1, number + 1) for number, name in enumerate(("a", "b", "c", "d")))
 X, F, G, K = (BoundaryKey(-1, 0, stage, backward) for stage, backward in ((0, False), (1, False), (2, True), (1, True)))
@@ -183,6 +186,96 @@ def test_a_sealed_stage_is_past_all_that() -> None:
     assert not [owe for owe in owed(state, local) if isinstance(owe, Drop)]
     assert not claims(owed(state, local))
     assert Push(F, C) in owed(state, local), "it is given as it was receipted and sealed"
+
+
+# --- what was sent, and what it proves ---------------------------------------------------------------------------
+
+ALICE, BOB = Signer.from_uri("//Alice"), Signer.from_uri("//Bob")
+MAKER = Member(ALICE.hotkey, 1, 1)
+
+
+def frame_of(**changes: Any) -> msg.BoundaryFrame:
+    frame = msg.BoundaryFrame("run", -1, 0, 0, False, MAKER, 1, "1" * 64)
+    return msgspec.structs.replace(frame, **changes)
+
+
+def test_the_claim_carries_what_the_maker_signed_of_the_bytes_that_were_used() -> None:
+    state, local = at_work(), forwarded()
+    local.sent_to_me[X] = Sent("x1", 1, b"signed")
+    apply(state, ev.Forwarded(-1, 0, 0, 1, "x2"))
+    assert claims(owed(state, local)) == [msgspec.structs.replace(MISMATCH, generation=1, signature=b"signed")]
+    local.sent_to_me[X] = Sent("x3", 1, b"signed")
+    assert claims(owed(state, local)) == [MISMATCH], "of other bytes: it proves nothing"
+    local.drop_item(X, 1)
+    assert not local.sent_to_me
+
+
+def test_a_signature_is_of_one_sender_lease_and_hash() -> None:
+    signed = sign_sent(ALICE, frame_of())
+    assert is_sent(sent_by(signed), signed.signature)
+    assert is_sent(sent_by(msgspec.structs.replace(signed, packing="planes")), signed.signature), "however it travels"
+    other = [
+        {"run": "other"}, {"step": 0}, {"microbatch": 1}, {"stage": 1}, {"backward": True}, {"generation": 2},
+        {"hash": "2" * 64}, {"sender": Member(ALICE.hotkey, 1, 2)}, {"sender": Member(BOB.hotkey, 1, 1)},
+    ]  # fmt: skip
+    for change in other:
+        assert not is_sent(sent_by(frame_of(**change)), signed.signature), change
+    for junk in (b"", b"x", b"\0" * 64):
+        assert not is_sent(sent_by(signed), junk)
+
+
+def test_only_the_makers_own_word_under_the_receipts_lease_proves_that_it_lied() -> None:
+    state = at_work()
+    run = st.plan(state).run_id
+    receipted = st.item(state, -1, 0, 0)
+    assert receipted is not None
+    receipted.member, receipted.forward_hash = MAKER, "2" * 64
+    frame = sign_sent(ALICE, frame_of(run=run))
+    claim = msg.MismatchClaim(-1, 0, 1, False, frame.hash, frame.generation, frame.signature)
+    replace = msgspec.structs.replace
+    assert proves(state, receipted, 0, claim)
+    honest = [
+        replace(claim, signature=b""),
+        replace(claim, generation=2, signature=sign_sent(ALICE, frame_of(run=run, generation=2)).signature),
+        replace(claim, signature=sign_sent(BOB, frame_of(run=run)).signature),
+        replace(claim, used="2" * 64, signature=sign_sent(ALICE, frame_of(run=run, hash="2" * 64)).signature),
+        replace(claim, used="3" * 64),
+        replace(claim, signature=sign_sent(ALICE, frame_of(run=run, sender=Member(ALICE.hotkey, 1, 9))).signature),
+    ]
+    for said in honest:
+        assert not proves(state, receipted, 0, said), said
+    receipted.generation = 2
+    assert not proves(state, receipted, 0, claim), "of a lease that was voided: it may have made it anew"
+    receipted.generation, receipted.forward_hash = 1, ""
+    assert not proves(state, receipted, 0, claim), "nothing else is receipted"
+
+
+def test_what_was_given_away_under_a_lease_is_never_made_anew_under_it() -> None:
+    """Made under a lease that was voided, and given again under the next: from then on it is that one's."""
+    state, local = at_work(), forwarded()
+    for event in (ev.Voided(-1, 1, B, "inputs"), ev.Leased(-1, 0, 1, B, 2)):
+        apply(state, event)
+    apply(state, ev.Forwarded(-1, 0, 0, 1, "x2"))
+    assert owed(state, local) == [Drop(X, 1)], "nobody has it of this lease yet"
+    local.bind(F, 2)
+    assert claims(owed(state, local)) == [MISMATCH]
+    assert not [owe for owe in owed(state, local) if isinstance(owe, Drop)]
+
+
+@pytest.mark.parametrize(
+    ("claim", "bound"),
+    [
+        (msg.ForwardReceipt(-1, 0, 1, 2, "x1", "f1", 0.1), {F: "f1"}),
+        (msg.BackwardReceipt(-1, 0, 1, 2, "g1", "k1", 0.1, None, "f1"), {F: "f1", K: "k1"}),
+        (msg.BackwardReceipt(-1, 0, 1, 2, "g1", "k1", 0.1), {K: "k1"}),
+    ],
+)
+def test_what_is_receipted_is_answered_for_whenever_it_was_made(claim: Any, bound: dict[BoundaryKey, str]) -> None:
+    """Made for a replay, or by an earlier lease, it is in nobody's books before its receipt."""
+    local = LocalView(made_from={F: MadeFrom("x1"), K: MadeFrom("x1", "g1", 1)})
+    local.note_receipt(claim)
+    assert local.produced == bound
+    assert {key for key, made in local.made_from.items() if made.generation == 2} == set(bound)
 
 
 # --- on the compute thread ---------------------------------------------------------------------------------------
