@@ -71,7 +71,8 @@ def replay_memory(plan: ModelPlan, stage: int) -> StageMemory:
         MemoryTerm("merged integers", per_sum, "merge"),
     )
     bare = StageMemory(stage, terms)
-    return StageMemory(stage, (*terms, MemoryTerm("heap slack", int(HEAP_SLACK * _peak(bare)))))
+    slack = int(HEAP_SLACK * (_peak(bare) + state_bytes(plan, stage)))
+    return StageMemory(stage, (*terms, MemoryTerm("heap slack", slack)))
 
 
 def replay_bytes(plan: ModelPlan, stage: int) -> int:
