@@ -12,7 +12,7 @@ from sum_cases import QMAX, SHAPES, layout_of, some_exponents
 
 from subnet.errors import HashMismatch, InputError
 from subnet.numerics.examine import accept_slice, examine_merged
-from subnet.numerics.fingerprint import fingerprint
+from subnet.numerics.fingerprint import slice_fingerprint
 from subnet.numerics.fixed_point import PartialSum, host_exponents
 from subnet.numerics.layout import RunLayout, block_lengths
 from subnet.numerics.packing import pack_slice, unpack_slice
@@ -58,8 +58,9 @@ def test_one_pass_is_all_the_passes(seed: int, items: int, partitions: int) -> N
             section, partition, data, items, exponents=host, seed=SEED, width_bits=width,
             values=whole[partition.element_start : partition.element_end],
         )  # fmt: skip
-        assert found.fingerprint == fingerprint(integers, SEED, width, partition.index)
-        assert found.fingerprint == fingerprint(partial.integers(partition), SEED, width, partition.index)
+        assert found.fingerprint == slice_fingerprint(integers, maxima, SEED, width, partition.index)
+        own = partial.maxima[partition.block_start : partition.block_end].numpy()
+        assert found.fingerprint == slice_fingerprint(partial.integers(partition), own, SEED, width, partition.index)
         assert found.squares == square_sum(section, partition, integers, host, items * section.item_bound)
         starts = np.cumsum(block_lengths(section)[partition.block_start : partition.block_end])[:-1]
         exact = sum(

@@ -9,7 +9,17 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subnet.numerics.fingerprint import PRIME, add_fingerprints, fingerprint, num_passes, random_bits
+from subnet.numerics.fingerprint import (
+    PRIME,
+    SAMPLED_BLOCKS,
+    add_fingerprints,
+    fingerprint,
+    merged_fingerprint,
+    num_passes,
+    random_bits,
+    sampled_maxima,
+    slice_fingerprint,
+)
 
 SEED = b"\x07" * 32
 
@@ -111,3 +121,41 @@ def test_only_like_fingerprints_add() -> None:
             add_fingerprints(wrong)
     with pytest.raises(ValueError):
         fingerprint(np.arange(3), SEED, 33, 0)
+
+
+def test_the_merged_fingerprint_is_told_from_those_of_the_contributions() -> None:
+    random = np.random.default_rng(3)
+    parts = random.integers(-4000, 4001, (3, 5000))
+    maxima = random.random((3, 40)).astype(np.float32)
+    each = [slice_fingerprint(part, high, SEED, 17, 5) for part, high in zip(parts, maxima, strict=True)]
+    whole = slice_fingerprint(parts.sum(0), maxima.max(0), SEED, 17, 5)
+    assert merged_fingerprint(each, 17) == merged_fingerprint(each[::-1], 17) == whole
+    assert len(whole) == num_passes(17) + SAMPLED_BLOCKS
+    for wrong in ([], [each[0], each[1][:-1]]):
+        with pytest.raises(ValueError, match="fingerprints"):
+            merged_fingerprint(wrong, 17)
+
+
+@given(
+    st.lists(
+        st.floats(min_value=0, allow_infinity=False, allow_nan=False, width=32), min_size=1, max_size=SAMPLED_BLOCKS
+    )
+)
+def test_of_few_blocks_every_maximum_is_compared(values: list[float]) -> None:
+    maxima = np.abs(np.array(values, dtype=np.float32))
+    bits = sampled_maxima(maxima, SEED, 0)
+    assert bits == tuple(maxima.view(np.uint32).tolist())
+    assert sorted(bits) == np.sort(maxima).view(np.uint32).tolist()
+
+
+def test_which_blocks_are_drawn_nobody_knows_before_the_seed() -> None:
+    maxima = np.arange(10_000, dtype=np.float32)
+    drawn = {sampled_maxima(maxima, bytes([n]) * 32, n % 3) for n in range(60)}
+    assert len(drawn) == 60
+    inflated = maxima.copy()
+    inflated[:1000] = 1e9
+    found = sum(
+        sampled_maxima(inflated, n.to_bytes(32, "big"), 0) != sampled_maxima(maxima, n.to_bytes(32, "big"), 0)
+        for n in range(500)
+    )
+    assert abs(found / 500 - (1 - 0.9**SAMPLED_BLOCKS)) < 0.06

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from model_cases import tiny_plan, tokens_of
@@ -177,6 +178,9 @@ def test_a_changed_merge_is_found() -> None:
     assert "bytes instead of" in str(verdict(good[:-1]))
     lower = good[:-4] + struct.pack("<f", 0.0)
     assert "block maximum" in str(verdict(lower))
+    num_blocks = merges[1].find(0)[0].num_blocks
+    maxima = np.frombuffer(good, dtype="<f4", offset=len(good) - 4 * num_blocks)
+    assert "is not the largest" in str(verdict(good[: -4 * num_blocks] + (maxima * np.float32(8)).tobytes()))
     with pytest.raises(HashMismatch):
         merges[0].check_slice(0, slices[0].data, 2, slices[1].hash)
     with pytest.raises(InputError, match="not held"):

@@ -74,6 +74,11 @@ def flipped(data: bytes) -> bytes:
     return bytes([data[0] ^ 1]) + data[1:]
 
 
+def inflated(data: bytes) -> bytes:
+    """The last block's maximum, twice as large."""
+    return data[:-4] + struct.pack("<f", 2 * struct.unpack("<f", data[-4:])[0])
+
+
 def accuses(world: World) -> Lies:
     return Lies(checks=lambda member: member != accuser(world))
 
@@ -138,6 +143,25 @@ async def test_a_wrong_sum_is_its_owners(world: World) -> None:
     for event in events:
         world.emit(event)
     assert owner.hotkey in world.state.convicted
+
+
+async def test_inflated_maxima_of_a_right_sum_are_the_owners(world: World) -> None:
+    lies = accuses(world)
+    lies.merged = lambda p, data, squares: (inflated(data) if p == 1 else data, squares)
+    action = await world.merge(0, lies)
+    merge = st.merge_of(world.state, action.step, 0)
+    assert merge is not None
+    events = list((await TraceReader(world.plan, world.store).verdict(action, world.state))(world.state))
+    assert [event.member for event in events if isinstance(event, ev.Gone)] == [merge.owners[1]]
+
+
+async def test_who_says_that_its_maxima_were_larger_lied(world: World) -> None:
+    """An owner's accomplice covers inflated maxima with its word: the committed slice says otherwise."""
+    liar = contributor(world)
+    lies = accuses(world)
+    lies.print = lambda member, p, value: (*value[:-1], value[-1] + 1) if (member, p) == (liar, 1) else value
+    guilty, _ = await convict(world, lies)
+    assert guilty == {liar}
 
 
 @BOTH

@@ -13,7 +13,7 @@ from blake3 import blake3
 from subnet.model.plan import ModelPlan
 from subnet.model.snapshots import KINDS, LIMIT_BEFORE, SnapshotManifest, store_tensor
 from subnet.numerics import fixed_point
-from subnet.numerics.fingerprint import fingerprint
+from subnet.numerics.fingerprint import slice_fingerprint
 from subnet.numerics.layout import Section, build_layout, stage_names
 from subnet.numerics.packing import pack_slice
 from subnet.numerics.roots import leaf_hash, stage_root
@@ -192,10 +192,12 @@ class World:
             for e in entries:
                 if (e.member, p) not in honest:
                     continue
-                values, _ = parse_slice(
+                values, maxima = parse_slice(
                     section, partition, honest[e.member, p], len(e.microbatches), calibration=step < 0
                 )
-                value = () if values is None else fingerprint(values, bytes.fromhex(SEED), width, p)
+                value: tuple[int, ...] = ()
+                if values is not None:
+                    value = slice_fingerprint(values, maxima, bytes.fromhex(SEED), width, p)
                 prints[e.member].append((p, lies.print(e.member, p, value)))
         await self.flush()
         self.emit(ev.SeedRevealed(step, group, 1, SEED))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from subnet.errors import InputError, NotFound
 from subnet.model.plan import ModelPlan
-from subnet.numerics.fingerprint import fingerprint
+from subnet.numerics.fingerprint import slice_fingerprint
 from subnet.numerics.layout import Group, Partition, Section
 from subnet.numerics.packing import pack_slice
 from subnet.numerics.slices import Buffer, merge_slices, parse_slice, slice_size, sum_bits
@@ -230,13 +230,15 @@ def _judge(case: _Case, section: Section, partition: Partition, place: Place, da
         return none_such
     bound = section.item_bound // len(section.stages)
     try:
-        integers, _ = parse_slice(
+        integers, maxima = parse_slice(
             section, partition, data, place.num_items, calibration=case.calibration, item_bound=bound
         )
     except InputError:
         return none_such
     width = sum_bits(case.total_items, section.item_bound)
-    values = () if integers is None else fingerprint(integers, case.seed, width, partition.index)
+    values = ()
+    if integers is not None:
+        values = slice_fingerprint(integers, maxima, case.seed, width, partition.index)
     return Judged(values, is_reported=values == place.reported)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from subnet.engine.stage_state import MergedSection
 from subnet.errors import HashMismatch, InputError
 from subnet.model.plan import ModelPlan
 from subnet.numerics.examine import Examined, accept_slice, examine_merged
-from subnet.numerics.fingerprint import add_fingerprints, fingerprint
-from subnet.numerics.fixed_point import host_exponents, load_merged
+from subnet.numerics.fingerprint import merged_fingerprint, num_passes, slice_fingerprint
+from subnet.numerics.fixed_point import PartialSum, host_exponents, load_merged
 from subnet.numerics.layout import Partition, RunLayout, Section
 from subnet.numerics.packing import pack_slice, packed_size, unpack_slice
 from subnet.numerics.slices import Buffer, merge_slices, parse_slice, slice_size, sum_bits
@@ -103,14 +103,6 @@ class StageMerge:
     def _width(self, section: Section, total_items: int) -> int:
         return sum_bits(total_items, section.item_bound)
 
-    def _parse(
-        self, section: Section, partition: Partition, data: Buffer, num_items: int
-    ) -> NDArray[np.signedinteger[Any]] | None:
-        """The integers of one stage's slice: where two stages hold the section each has its share of the range."""
-        bound = section.item_bound // len(section.stages)
-        calibration = self.calibration
-        return parse_slice(section, partition, data, num_items, calibration=calibration, item_bound=bound)[0]
-
     def slices(self, partial: StagePartial, indices: Sequence[int] | None = None) -> dict[int, HashedSlice]:
         """The partial's slices, of all partitions held or of these."""
         encoder = SliceEncoder(self, partial)
@@ -179,8 +171,9 @@ class StageMerge:
             if self.calibration:
                 found[index] = ()
                 continue
-            values = partial.sums[section.index].integers(partition)
-            found[index] = fingerprint(values, seed, self._width(section, total_items), index)
+            sums = partial.sums[section.index]
+            width = self._width(section, total_items)
+            found[index] = slice_fingerprint(sums.integers(partition), _maxima(sums, partition), seed, width, index)
         return found
 
     def slice_fingerprint(
@@ -188,8 +181,13 @@ class StageMerge:
     ) -> Fingerprint:
         """The fingerprint of a slice's bytes: what its contributor must have reported."""
         partition, section = self.find(index)
-        integers = self._parse(section, partition, data, num_items)
-        return () if integers is None else fingerprint(integers, seed, self._width(section, total_items), index)
+        bound = section.item_bound // len(section.stages)  # where two stages hold the section each has its share
+        integers, maxima = parse_slice(
+            section, partition, data, num_items, calibration=self.calibration, item_bound=bound
+        )
+        if integers is None:
+            return ()
+        return slice_fingerprint(integers, maxima, seed, self._width(section, total_items), index)
 
     def check_merged(
         self,
@@ -216,17 +214,19 @@ class StageMerge:
             found = self.examine(index, data, hash=hash, seed=seed, total_items=total_items)
         except InputError as error:
             return str(error)
-        if partial is not None:
-            own = partial.sums[section.index].maxima[partition.block_start : partition.block_end].cpu().numpy()
-            if bool((own > found.maxima).any()):
-                return f"partition {index}: a block maximum is below this member's own"
+        if partial is not None and bool((_maxima(partial.sums[section.index], partition) > found.maxima).any()):
+            return f"partition {index}: a block maximum is below this member's own"
         if self.calibration:
             return None if squares == 0 else f"partition {index}: squares without sums"
         expected = len(found.fingerprint)
         if not contributions or any(len(fp) != expected for fp in contributions):
             return f"partition {index}: a fingerprint is missing or has not {expected} numbers"
-        if found.fingerprint != add_fingerprints(contributions):
+        width = self._width(section, total_items)
+        reported, passes = merged_fingerprint(contributions, width), num_passes(width)
+        if found.fingerprint[:passes] != reported[:passes]:
             return f"partition {index}: the merged sum is not the sum of the contributions"
+        if found.fingerprint != reported:
+            return f"partition {index}: a block maximum is not the largest of the contributions'"
         if found.squares != squares:
             return f"partition {index}: wrong square-sum"
         return None
@@ -313,6 +313,10 @@ class SliceEncoder:
         first, end = self._places[index]
         data, hash_ = self._partial.sums[section.index].encode_hashed(partition, self._buffer[first:end])
         return HashedSlice(data, hash_, len(self._partial.microbatches))
+
+
+def _maxima(sums: PartialSum, partition: Partition) -> NDArray[np.float32]:
+    return sums.maxima[partition.block_start : partition.block_end].cpu().numpy()
 
 
 def _check_hash(index: int, data: Buffer, hash: str) -> None:

@@ -14,7 +14,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from subnet.errors import HashMismatch, InputError
-from subnet.numerics.fingerprint import TILE_VALUES, Fingerprinter
+from subnet.numerics.fingerprint import TILE_VALUES, Fingerprinter, sampled_maxima
 from subnet.numerics.layout import Partition, Section
 from subnet.numerics.packing import split_packed, unpack_tiles
 from subnet.numerics.slices import (
@@ -108,4 +108,5 @@ def examine_merged(
         squares.add(at, printer.add(at, tile))
         if values is not None:
             np.copyto(values[at : at + TILE_VALUES], tile, casting="unsafe")
-    return Examined(printer.result(), squares.total(exponents), maxima)
+    fingerprint = printer.result() + sampled_maxima(maxima, seed, partition.index)
+    return Examined(fingerprint, squares.total(exponents), maxima)
