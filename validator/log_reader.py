@@ -8,6 +8,7 @@ stops the reading with the segment's number and the way out.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import msgspec
@@ -30,6 +31,8 @@ AHEAD = 8
 SAY_EVERY_S = 2.0
 _record_decoder = msgspec.msgpack.Decoder(Record)
 Seen = Callable[[RunState, Record], None]
+UNFIT = (msgspec.MsgspecError, InvariantBroken, LookupError, ValueError, ArithmeticError, struct.error)
+"""What a record does to those who fold it that no leader would write: numbers out of range, stages that there aren't."""
 
 
 class FoldedSegments:
@@ -92,7 +95,7 @@ class FoldedSegments:
             if seen is not None and record.number == self.number:
                 seen(self.state, record)
             apply_record(self.state, record)
-        except (msgspec.MsgspecError, InvariantBroken, LookupError) as error:
+        except UNFIT as error:
             raise self.corrupt(f"record {self.number} can't follow: {error}") from error
         self.last_ns = record.time_ns
         if isinstance(record.event, TermStarted) and record.event.hotkey not in self.leaders:
