@@ -23,7 +23,7 @@ from subnet.words import PROTOCOL_VERSION
 from validator.follow_run import FollowedRun
 from validator.http_api import number_of
 from validator.refusals import Refusals
-from validator.score_api import ScoreDesk, score_routes
+from validator.score_api import ScoreDesk, registrations_of, score_routes
 
 if TYPE_CHECKING:
     from validator.follow_node import FollowerNode
@@ -46,9 +46,19 @@ def follower_app(node: FollowerNode, verifier: RequestVerifier) -> web.Applicati
         Route("GET", "/v1/hello", hello, signed=False),
         Route("GET", "/v1/status", status, signed=False),
         Route("GET", "/v1/runs", runs, signed=False),
-        *score_routes(ScoreDesk(node.scores, lambda: _session(node), Refusals(), node.clock)),
+        *score_routes(_score_desk(node)),
     ]
     return create_app(routes, verifier, RequestLimits())
+
+
+def _score_desk(node: FollowerNode) -> ScoreDesk:
+    return ScoreDesk(
+        node.scores,
+        lambda: _session(node),
+        Refusals(),
+        node.clock,
+        registrations=lambda: registrations_of(node.side.metagraph),
+    )
 
 
 class FollowedSession:

@@ -8,6 +8,7 @@ from typing import Protocol
 from aiohttp import web
 
 from subnet.audit.draw import rate_of
+from subnet.chain.base import Metagraph
 from subnet.errors import InputError
 from subnet.net.http import Call, Route, answer
 from subnet.run import audits
@@ -80,6 +81,11 @@ class ScoreDesk:
             where=where_of(where),
             holds=holds_of(hotkey, now_s, score, where, refusals, self._registrations(), self._policy),
         )
+
+
+def registrations_of(metagraph: Metagraph | None) -> Mapping[str, int] | None:
+    """Block by registered hotkey; None before the chain was first read."""
+    return None if metagraph is None else {neuron.hotkey: neuron.registered_at_block for neuron in metagraph.neurons}
 
 
 def score_routes(desk: ScoreDesk) -> list[Route]:

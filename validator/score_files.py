@@ -6,6 +6,7 @@ journal; where that doesn't go either, it costs that run's scores, never the val
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from loguru import logger
 
 from subnet.errors import Corrupt, IotaError, NotFound, OutOfSpace
 from subnet.run.apply import apply_record
+from subnet.run.chain_hash import GENESIS_HEAD, fold_heads
 from subnet.run.events import Record
 from subnet.run.invariants import InvariantBroken
 from subnet.run.state import new_state
 from subnet.score.book import RunBook
 from subnet.store.disk import atomic_write
 from validator import journal_file
-from validator.projection import dump_book, load_book
+from validator.journal_store import JournalStore
+from validator.log_reader import get_segment
+from validator.run_archive import NamedStore
 from validator.run_registry import RunRegistry
 from validator.scoring import ScoreBook
 
@@ -31,7 +35,7 @@ _record_decoder = msgspec.msgpack.Decoder(Record)
 def keep_book(directory: Path, book: RunBook) -> None:
     """Beside the journal of its run. A full disk costs the file, not the run."""
     try:
-        atomic_write(directory / NAME, dump_book(book))
+        atomic_write(directory / NAME, book.dump())
     except (OSError, OutOfSpace) as error:
         logger.warning("the scores of {} aren't kept: {}", directory.name, error)
 
@@ -43,7 +47,7 @@ def load_books(registry: RunRegistry, scores: ScoreBook) -> None:
             continue
         book = scores.begin(entry.stored.run_id)
         try:
-            load_book(book, (entry.directory / NAME).read_bytes())
+            book.load((entry.directory / NAME).read_bytes())
         except (OSError, Corrupt) as error:
             _from_journal(entry.journal_path, book, error)
 
@@ -60,6 +64,40 @@ def _from_journal(path: Path, book: RunBook, why: Exception) -> None:
     )
     book.load(fresh.dump())
     keep_book(path.parent, book)
+
+
+# --- from the log store --------------------------------------------------------------------------------------------
+
+
+async def recount(book: RunBook, run_id: str, journal: JournalStore, store: NamedStore) -> None:
+    """Make the book of the run's journal anew: from the log store as far as it goes, then from the journal.
+
+    Where that doesn't go, the book stays as it is, and it is said.
+    """
+    fresh, head = RunBook(book.policy), GENESIS_HEAD
+    try:
+        for number in range(journal.num_segments):
+            segment = await get_segment(store, run_id, number)
+            head = fold_heads(head, segment.records) if segment is not None else ""
+            if segment is None or segment.head != head:
+                raise Corrupt(f"segment {number} of run {run_id} is missing, or doesn't fit")
+            _note(fresh, segment.records)
+        if journal.acknowledged >= journal.base and head != journal.head_after(journal.acknowledged):
+            raise Corrupt(f"the log store has another journal of run {run_id}")
+        _note(fresh, journal.records_between(journal.acknowledged, len(journal)))
+    except (IotaError, msgspec.MsgspecError) as error:
+        logger.warning("what was earned in run {} before this copy is forgotten here: {}", run_id, error)
+        return
+    book.load(fresh.dump())
+    logger.info("scores of run {} counted anew from {} records", run_id, len(journal))
+
+
+def _note(book: RunBook, records: Sequence[bytes]) -> None:
+    for data in records:
+        book.note(_record_decoder.decode(data))
+
+
+# --- from the file -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -86,7 +124,7 @@ def read_journal(path: Path, book: RunBook) -> JournalRead:
     state, first = new_state(), 0
     if found.copy is not None and found.base:
         state, first = found.copy.load(), found.copy.number
-        load_book(book, found.copy.load_beside().projection)
+        book.load(found.copy.load_beside().projection)
     last_ns = 0
     for number, data in enumerate(found.records[first - found.base :], start=first):
         try:

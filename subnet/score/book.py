@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from subnet.errors import Corrupt
 from subnet.run import events as ev
 from subnet.score.accounts import Accounts, AccountsData, item_flops
 from subnet.score.entry import tally_of
@@ -26,8 +27,13 @@ from subnet.score.steps import Steps, Void
 from subnet.score.trials import CLEARED, CONVICTED, MERGE, UNOPENED, Charge, Trials
 from subnet.words import Member
 
+VERSION = 3
+"""Of dumps."""
+
 
 class _Data(msgspec.Struct):
+    version: int = 0
+    policy: ScorePolicy | None = None
     run_id: str = ""
     accounts: AccountsData = msgspec.field(default_factory=AccountsData)
     steps: Steps = msgspec.field(default_factory=Steps)
@@ -48,7 +54,7 @@ class RunBook:
     def __init__(self, policy: ScorePolicy | None = None, *, leader_audits: bool = True) -> None:
         self.policy = policy if policy is not None else ScorePolicy()
         self._leader_audits = leader_audits
-        self._use(_Data())
+        self._use(_Data(VERSION, self.policy))
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ev.Leased: self._leased,
             ev.Backwarded: self._backwarded,
@@ -82,8 +88,18 @@ class RunBook:
         return msgspec.msgpack.encode(self._data)
 
     def load(self, data: bytes) -> None:
-        """In place; the next record to note is the one behind the dump."""
-        self._use(_decoder.decode(data))
+        """In place; the next record to note is the one behind the dump. :class:`Corrupt`, and nothing is changed, where it can't be
+        read, or was counted with another policy: what has faded can't be counted otherwise afterwards."""
+        hint = "the log store has all records: iota score recompute STORE_URL RUN counts them anew"
+        try:
+            found = _decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"these scores can't be read: {error}", hint=hint) from error
+        if found.version != VERSION:
+            raise Corrupt(f"these scores are of version {found.version}, not {VERSION}", hint=hint)
+        if found.policy != self.policy:
+            raise Corrupt("these scores were counted with another policy", hint=hint)
+        self._use(found)
 
     def note(self, record: ev.Record) -> None:
         handle = self._handlers.get(type(record.event))
