@@ -4,9 +4,9 @@ Theory is the closed form of :mod:`subnet.audit.draw`. Measured is a Monte Carlo
 step's microbatches; one lies in a share of its items; who must be redone before the seal, and which sealed partials are drawn,
 is decided by the production code (``must_audit`` of the fold, the draws of :mod:`subnet.audit.draw`), a run id and a block
 hash for each trial. "By step t": by an audit of one of the cheat's first t steps; in a run the audits of a window are made when its
-last step is sealed, those before the seal at once.
+last step is sealed, those before the seal at once. A stage of one replica is drawn four times as often.
 
-    python -m benchmarks.audit_power               # 4000 trials
+    python -m benchmarks.audit_power               # 4000 trials; keeps finished rows in benchmarks/out/audit_power
     python -m benchmarks.audit_power --swarm       # and what the finished parts of benchmarks.adversaries say
     python -m benchmarks.audit_power --quick       # 400 trials, few rows
 """
@@ -19,15 +19,19 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from benchmarks.parts import finish, table
+from benchmarks.corpus import OUT
+from benchmarks.parts import Parts, finish, table, write_section
 from subnet.audit import draw
 from subnet.run.audits import must_audit
 from subnet.run.config import AuditSection, DataSection, ModelSection, PipelineSection, RunConfig, RunSection
 from subnet.run.events import RunPlanned
 from subnet.run.state import RunState, new_state
 
+DIRECTORY = OUT / "audit_power"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "security.md"
 SHARES = (1.0, 0.2, 0.05)
 """Of its items that a cheat lies in."""
 BY_STEP = (3, 10, 50, 200)
@@ -52,7 +56,7 @@ class Row:
 ROWS = tuple(
     Row(rate, microbatches, replicas)
     for rate in (0.02, 0.05, 0.2)
-    for microbatches, replicas in ((16, 2), (16, 4), (64, 4))
+    for microbatches, replicas in ((16, 1), (16, 4), (64, 4))
 )
 QUICK_ROWS = (Row(0.05, 16, 4), Row(0.2, 16, 2))
 
@@ -61,11 +65,16 @@ def audit_of(row: Row) -> AuditSection:
     return AuditSection(rate=row.rate, before_seal="probation")
 
 
+def rate_of(row: Row) -> float:
+    """Of its draws: higher where nobody of another coldkey checks the merge."""
+    return draw.rate_of(audit_of(row), unchecked=row.replicas == 1)
+
+
 def theory(row: Row, share: float, steps: int, *, probation: bool) -> float:
     """Probability of having been found out by one of the first ``steps`` steps."""
     if probation:
-        return draw.catch_with_probation(audit_of(row), steps, share, row.items)
-    return draw.catch_probability(row.rate, steps, draw.wrong_partials(share, row.items))
+        return draw.catch_with_probation(audit_of(row), steps, share, row.items, rate=rate_of(row))
+    return draw.catch_probability(rate_of(row), steps, draw.wrong_partials(share, row.items))
 
 
 def fold_of(row: Row) -> RunState:
@@ -99,8 +108,7 @@ class Trial:
                 self.redone.append(True)
                 state.audits.clean[CHEAT] = state.audits.clean.get(CHEAT, 0) + row.items
             else:
-                rate = draw.rate_of(audit, unchecked=row.replicas == 1)
-                self.redone.append(draw.unit(seed, step, 0, CHEAT) < rate)
+                self.redone.append(draw.unit(seed, step, 0, CHEAT) < rate_of(row))
 
     def caught_at(self, wrong: Sequence[bool]) -> int | None:
         """The first step whose partial is wrong and redone: what was clean before it is as it was."""
@@ -131,16 +139,16 @@ def sigmas(found: float, expected: float, trials: int) -> float:
     return max(0.0, abs(found - expected) - 0.5 / trials) / deviation
 
 
-def power(rows: Sequence[Row], trials: int, seed: int) -> list[dict[str, Any]]:
+def power(row: Row, trials: int, seed: int) -> list[dict[str, Any]]:
+    """The cells of one setting."""
     cells: list[dict[str, Any]] = []
-    for row in rows:
-        for probation in (True, False):
-            found = measure(row, trials, probation=probation, seed=seed)
-            for share in SHARES:
-                expected = [theory(row, share, by, probation=probation) for by in BY_STEP]
-                off = [sigmas(f, e, trials) for f, e in zip(found[share], expected, strict=True)]
-                setting = {"rate": row.rate, "items": row.items, "replicas": row.replicas, "probation": probation}
-                cells.append({**setting, "share": share, "theory": expected, "measured": found[share], "sigmas": off})
+    for probation in (True, False):
+        found = measure(row, trials, probation=probation, seed=seed)
+        for share in SHARES:
+            expected = [theory(row, share, by, probation=probation) for by in BY_STEP]
+            off = [sigmas(f, e, trials) for f, e in zip(found[share], expected, strict=True)]
+            setting = {"rate": row.rate, "items": row.items, "replicas": row.replicas, "probation": probation}
+            cells.append({**setting, "share": share, "theory": expected, "measured": found[share], "sigmas": off})
     return cells
 
 
@@ -167,7 +175,6 @@ def swarm_counts() -> dict[str, Any]:
     from benchmarks.adversaries import AFTER, DIRECTORY, PROBATION, SEEN, WATCHED, label, trials
     from benchmarks.audit_facts import convictions
     from benchmarks.cheats import CHEATS
-    from benchmarks.parts import Parts
 
     names = [name for name, cheat in CHEATS.items() if cheat.caught_by == "audit" and name != WATCHED]
     found: dict[str, Any] = {}
@@ -188,12 +195,21 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audit_power", description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--swarm", action="store_true", help="count real runs as well")
+    parser.add_argument("--again", action="store_true", help="forget finished rows")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/security.md")
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     trials = QUICK_TRIALS if options.quick else options.trials
-    cells = power(QUICK_ROWS if options.quick else ROWS, trials, options.seed)
-    print(shown(cells))
+    parts = Parts(DIRECTORY, again=options.again or options.quick)
+    cells: list[dict[str, Any]] = []
+    for row in QUICK_ROWS if options.quick else ROWS:
+        name = f"{row.rate:g}-{row.microbatches}-{row.replicas}-{trials}-{options.seed}"
+        cells += parts.part(name, lambda r=row: {"cells": power(r, trials, options.seed)})["cells"]
+    text = shown(cells)
+    print(text)
+    if options.write:
+        write_section(PAGE, "audit_power", text)
     off = [value for cell in cells for value in cell["sigmas"]]
     full = [cell["measured"][0] for cell in cells if cell["probation"] and cell["share"] == 1.0]
     figures: dict[str, Any] = {

@@ -69,8 +69,16 @@ def test_sigmas() -> None:
     assert sigmas(0.6, 0.5, 100) == pytest.approx((0.1 - 0.005) / 0.05)
 
 
+def test_a_lone_replica_is_drawn_more_often() -> None:
+    alone = Row(0.05, 16, 1)
+    assert theory(alone, 1.0, 1, probation=False) == pytest.approx(0.2)
+    found = measure(alone, 300, probation=False, seed=2)[1.0][0]
+    assert sigmas(found, 1 - 0.8**3, 300) < 4.5
+    assert sigmas(found, 1 - 0.95**3, 300) > 5
+
+
 def test_the_table_has_a_row_for_each_setting() -> None:
-    cells = power((ROW,), 20, 1)
+    cells = power(ROW, 20, 1)
     assert len(cells) == 6
     text = shown(cells)
     assert text.count("\n") == 7
