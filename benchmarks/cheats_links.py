@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from blake3 import blake3
 
 from benchmarks.cheats import NO_ITEM, Liar, Patches
@@ -24,6 +25,7 @@ from subnet.net.base import send_deadline
 from subnet.net.client import SignedClient
 from subnet.net.streams import StreamTransport
 from subnet.protocol.messages import BoundaryFrame, GrantRequest, JoinRequest, NeedFrame, Report, WantBlobFrame
+from subnet.protocol.sent import sign_sent
 from subnet.run.state import members_of
 from subnet.timing import TIMEOUTS, Deadline
 from subnet.words import PROTOCOL_VERSION, Member
@@ -41,8 +43,9 @@ def equivocating_sender(liar: Liar, patches: Patches) -> None:
             is_plain = isinstance(header, BoundaryFrame) and header.packing == "none"
             if is_plain and liar.lies(header.step, header.microbatch, header.stage):
                 body = scaled_bytes(body, FACTOR)
-                frame = (header.run, header.step, header.microbatch, header.stage, header.backward, header.sender)
-                header = BoundaryFrame(*frame, header.generation, blake3(body).hexdigest())
+                header = msgspec.structs.replace(header, hash=blake3(body).hexdigest())
+                if header.signature and liar.context is not None:  # unsigned it would be refused at the door
+                    header = sign_sent(liar.context.signer, header)
             await original(self, peer, header, body, **named)
 
         return changed
