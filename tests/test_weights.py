@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -126,6 +127,35 @@ def test_the_owner_needs_neither_permit_nor_stake():
     scores = BOTH | {"own": score("own", 9.0)}
     plan = plan_weights(graph(), scores, "own", 0.0, rules(stake_threshold=50.0))
     assert plan == WeightPlan({2: 0.25, 3: 0.75})
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf, -1.0])
+def test_what_is_no_number_takes_nobodys_weight_away(broken: float):
+    scores = BOTH | {"a": score("a", broken)}
+    assert plan_weights(graph(), scores, "val", 0.0, rules()) == WeightPlan({3: 1.0})
+    assert plan_weights(graph(), scores, "val", 0.25, rules()) == WeightPlan({3: 0.75, 0: 0.25})
+    nothing = plan_weights(graph(), {"a": score("a", broken)}, "val", 0.0, rules())
+    assert isinstance(nothing, NoWeights)
+    assert nothing.code == "no_scores"
+
+
+def test_whoever_took_a_uid_over_gets_nothing_of_what_was_earned_under_it():
+    """The miner of uid 2 is gone, its place is another hotkey's; or its own, registered again."""
+    taken = Metagraph(
+        netuid=1,
+        block=50,
+        tempo=20,
+        owner_hotkey="own",
+        neurons=(
+            neuron(0, "own"),
+            neuron(1, "val", stake=100.0, validator_permit=True),
+            neuron(2, "new", registered_at_block=40),
+            neuron(3, "b"),
+        ),
+    )
+    assert plan_weights(taken, BOTH, "val", 0.0) == WeightPlan({3: 1.0})
+    again = BOTH | {"new": score("new", 0.9, registered=7)}
+    assert plan_weights(taken, again, "val", 0.0) == WeightPlan({3: 1.0})
 
 
 @settings(max_examples=50, deadline=None)

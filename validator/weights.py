@@ -8,6 +8,7 @@ neither does whoever took its uid.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
 
@@ -92,9 +93,9 @@ def plan_weights(
     earned = {
         neurons[hotkey].uid: score.total
         for hotkey, score in sorted(scores.items())
-        if hotkey in neurons and hotkey != own_hotkey and _same_registration(score, neurons[hotkey]) and score.total > 0
+        if hotkey in neurons and hotkey != own_hotkey and _same_registration(score, neurons[hotkey]) and _counts(score)
     }
-    whole = sum(earned.values())
+    whole = math.fsum(earned.values())
     if whole <= 0 and burn_share < 1:
         return NoWeights("no_scores", "no registered miner has sealed work yet")
     weights = {uid: (1 - burn_share) * total / whole for uid, total in earned.items() if burn_share < 1}
@@ -132,6 +133,11 @@ def _standing(
 
 def _same_registration(score: Score, neuron: Neuron) -> bool:
     return score.registered_at_block is None or score.registered_at_block == neuron.registered_at_block
+
+
+def _counts(score: Score) -> bool:
+    """A positive number: what isn't one would be everybody's loss in the sum."""
+    return 0.0 < score.total < math.inf
 
 
 def _enough(weights: dict[int, float], n: int, rules: Hyperparameters | None) -> WeightPlan | NoWeights:
