@@ -14,6 +14,7 @@ from subnet.audit.draw import Draw
 from subnet.audit.ledger import WorkLedger
 from subnet.words import Member, Want
 from validator.decision import AuditResult
+from validator.intake_proofs import proves
 
 MAX_QUEUED = 1024
 ClockKey = tuple[str, int, object]
@@ -42,9 +43,9 @@ class AuditWatch:
         self.results: dict[int, AuditResult] = {}
         """By audit: what came of ``RunAudit``."""
         self.not_held: set[tuple[int, Want]] = set()
-        """(audit, want): somebody said that it doesn't hold it any more."""
+        """(audit, want): its maker said that it doesn't hold it any more, or the maker is gone and somebody said so."""
         self.not_held_by: set[tuple[int, Want, str]] = set()
-        """And who, by hotkey."""
+        """Of which their maker, by hotkey, said so."""
         self.requests: deque[AuditRequest] = deque(maxlen=MAX_QUEUED)
         """Of other validators."""
         self.words: deque[tuple[int, str, str]] = deque(maxlen=MAX_QUEUED)
@@ -59,8 +60,10 @@ class AuditWatch:
         self._missed: dict[int, tuple[int, int]] = {}
         self.began: dict[int, tuple[int, int]] = {}
         """By audit: freeze and manifest version that it was run for."""
-        self.pairs: dict[str, set[str]] = {}
-        """By hotkey: those with whom it disagrees about what was sent."""
+        self.equivocators: set[str] = set()
+        """Hotkeys of whom a signature shows that they sent one thing and receipted another."""
+        self.proves = proves
+        """Whether a claim shows that; by real signatures."""
         self._doubts: dict[tuple[int, int, int, bool], list[tuple[str, str]]] = {}
         self._mismatches: dict[Member, tuple[int, int]] = {}
         self.draws: dict[tuple[int, int], tuple[Draw, ...]] = {}
@@ -121,8 +124,3 @@ class AuditWatch:
         seen = self._doubts.setdefault(key, [])
         seen.append(pair)
         return seen[:-1]
-
-    def disagree(self, one: str, other: str) -> None:
-        """One of the two lies about a boundary; who doesn't show in a single case."""
-        self.pairs.setdefault(one, set()).add(other)
-        self.pairs.setdefault(other, set()).add(one)

@@ -116,26 +116,21 @@ def _missing(
         known.not_held -= {(number, want) for want in result.missing}
         known.restart(("audit", number, "pause"), work_s)
         return _again(number, watch)
-    if known.missed(number, result.missing) < policy.audit.evidence_tries and not _all_lost(
-        number, result.missing, watch
-    ):
+    given_up = all((number, want) in known.not_held for want in result.missing)
+    if known.missed(number, result.missing) < policy.audit.evidence_tries and not given_up:
         return _again(number, watch)
     passed = _passed(audit, result, ())
     undecided = tuple(member for member in audit.members if member not in passed)
-    unopened = _unopened(state, number, audit, result.missing, watch)
-    reason = because("evidence_missing", num_missing=len(result.missing), unopened=len(unopened))
-    return [Decision(ev.AuditClosed(number, passed, (), undecided, unopened), reason)]
+    lost, unopened = _answering(state, number, audit, result.missing, watch)
+    reason = because("evidence_missing", num_missing=len(result.missing), lost=len(lost), unopened=len(unopened))
+    return [Decision(ev.AuditClosed(number, passed, (), undecided, unopened, lost), reason)]
 
 
-def _all_lost(number: int, missing: tuple[Want, ...], watch: Watch) -> bool:
-    return all((number, want) in watch.audits.not_held for want in missing)
-
-
-def _unopened(
+def _answering(
     state: RunState, number: int, audit: OpenAudit, missing: tuple[Want, ...], watch: Watch
-) -> tuple[Member, ...]:
-    """Makers that were there all the time, the same process since their receipt, and haven't said that they lost it."""
-    ledger, found = watch.audits.ledger, set[Member]()
+) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
+    """Makers that were there all the time, the same process since their receipt: who says that it is lost, and who is silent."""
+    ledger, lost, silent = watch.audits.ledger, set[Member](), set[Member]()
     for want in missing:
         maker = ledger.maker(audit.step, want.stage, want.microbatch)
         sealed = ledger.sealed(audit.step, want.stage)
@@ -143,9 +138,9 @@ def _unopened(
             continue
         item = sealed.items[want.microbatch]
         said = item.backward if want.backward else item.forward
-        if said == want.hash and (number, want, maker.hotkey) not in watch.audits.not_held_by:
-            found.add(maker)
-    return tuple(sorted(found))
+        if said == want.hash:
+            (lost if (number, want, maker.hotkey) in watch.audits.not_held_by else silent).add(maker)
+    return tuple(sorted(lost - silent)), tuple(sorted(silent))
 
 
 # --- accusations -------------------------------------------------------------------------------------------------
@@ -160,11 +155,11 @@ def _cases(state: RunState, audit: OpenAudit, result: AuditResult, watch: Watch)
         if hotkey in charged or hotkey in state.convicted or hotkey in state.audits.quarantined:
             continue
         charged.add(hotkey)
-        case = state.audits.num_cases + len(charged)
-        if accused.charge == au.PARTIAL:
-            watch.audits.claimed[case] = accused.claimed or _claimed(state, audit, accused, watch)
+        claimed = accused.claimed
+        if accused.charge == au.PARTIAL and not claimed:
+            claimed = _claimed(state, audit, accused, watch)
         event = ev.CaseOpened(
-            case=case,
+            case=state.audits.num_cases + len(charged),
             hotkey=hotkey,
             member=accused.member,
             step=audit.step,
@@ -173,6 +168,7 @@ def _cases(state: RunState, audit: OpenAudit, result: AuditResult, watch: Watch)
             bundle=accused.bundle,
             digest=accused.digest,
             sealed=not audit.number,
+            claimed=claimed,
         )
         decided.append(Decision(event, because("wrong_twice", step=audit.step, stage=audit.stage)))
     return decided

@@ -40,8 +40,12 @@ def decide_audits(now_s: float, state: RunState, watch: Watch, policy: Policy) -
 
 
 def decide_stale(state: RunState) -> list[Decision]:
-    """Sums with items whose input has been made again, and differs, are void before anything else is said of them."""
+    """Sums with items whose input has been made again, and differs, are void before anything else is said of them; who
+    contradicts itself without end is gone, or there would be no end of that."""
     for work in st.works(state):
+        for member in sorted(state.members) if work.fickle else ():
+            if member.hotkey in work.fickle:
+                return [Decision(ev.Gone(member, "contradicts"), because("contradicts_itself", step=work.step))]
         for stage, m in sorted(work.stale):
             member = work.items[stage][m].member
             if member is not None and member in state.members and not st.is_sealed(state, stage, work):

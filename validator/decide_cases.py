@@ -1,7 +1,8 @@
 """What becomes of who stands accused: out at once, a third party is asked, the case is closed; a sealed lie is undone.
 
-Nobody is convicted on one machine's word: the auditor's two runs need a third party's that gives the same. Who may only have
-refused evidence, or disagrees with too many about what was sent, is at fault until it happens again.
+Nobody is convicted on one machine's word: the auditor's two runs need a third party's that gives the same, and no more coldkeys
+that back the accused (:func:`subnet.run.audits.verdict`). Who has refused evidence, or signed two things about one boundary, is at
+fault until it happens again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def decide_cases(work_s: float, state: RunState, watch: Watch, policy: Policy) -
         _out(state)
         or _words(state, watch)
         or _unopened(state, policy)
-        or _disagreements(state, watch, policy)
+        or _equivocations(state, watch)
         or _cases(work_s, state, watch, policy)
         or decide_appeals(state, watch)
     )
@@ -54,27 +55,30 @@ def _cases(work_s: float, state: RunState, watch: Watch, policy: Policy) -> list
 def _case(work_s: float, state: RunState, number: int, case: CaseState, watch: Watch, policy: Policy) -> list[Decision]:
     if case.charge == au.UNOPENED:
         outcome = au.CONVICTED if state.audits.unopened.get(case.hotkey, 0) > policy.audit.unopened_max else au.FAULT
-        return _closed(number, outcome, "evidence_refused", watch)
-    claimed = watch.audits.claimed.get(number, "")
-    for digest in case.said.values():
-        if digest == case.digest:
-            return _closed(number, _guilty(state, case, policy), "third_party_agrees", watch)
-        if digest and digest == claimed:
-            return _closed(number, au.CLEARED, "third_party_clears", watch)
+        return _closed(number, outcome, "evidence_refused")
+    if case.charge == au.EQUIVOCATION:
+        cases = state.audits.cases.values()
+        again = any(c.hotkey == case.hotkey and c.charge == case.charge and not c.is_open and c.upheld for c in cases)
+        return _closed(number, au.CONVICTED if again else au.FAULT, "signed_two_things")
+    verdict = au.verdict(case)
+    if verdict == au.CONVICTED:
+        return _closed(number, _guilty(state, case, policy), "third_party_agrees")
+    if verdict == au.CLEARED:
+        return _closed(number, au.CLEARED, "third_parties_clear")
     if case.asked:
         last = case.asked[-1]
         answered = last.hotkey in case.said or last not in state.members
         if not answered and watch.audits.age(("case", number, last), work_s) < policy.audit.witness_s:
             return []
     if len(case.asked) >= policy.audit.witnesses_max:
-        return _closed(number, au.UNCONFIRMED, "no_third_party", watch)
+        return _closed(number, au.UNCONFIRMED, "no_third_party")
     witness = _witness(state, number, case)
     if witness is not None:
         watch.audits.forget(("case", number, "nobody"))
         return [Decision(ev.WitnessAsked(number, witness), because("third_party", asked=len(case.asked)))]
     if watch.audits.age(("case", number, "nobody"), work_s) < policy.audit.witness_s:
         return []
-    return _closed(number, au.UNCONFIRMED, "no_third_party", watch)
+    return _closed(number, au.UNCONFIRMED, "no_third_party")
 
 
 def _guilty(state: RunState, case: CaseState, policy: Policy) -> str:
@@ -89,20 +93,20 @@ def _guilty(state: RunState, case: CaseState, policy: Policy) -> str:
     return au.FAULT if not before and clean >= policy.audit.fault_after_items else au.CONVICTED
 
 
-def _closed(number: int, outcome: str, code: str, watch: Watch) -> list[Decision]:
-    watch.audits.claimed.pop(number, None)
+def _closed(number: int, outcome: str, code: str) -> list[Decision]:
     return [Decision(ev.CaseClosed(number, outcome), because(code, case=number))]
 
 
 def _witness(state: RunState, number: int, case: CaseState) -> Member | None:
-    """A live member of another coldkey, not asked yet: of the same stage first, then whose own word is taken."""
-    asked = {member.hotkey for member in case.asked} | set(case.said)
+    """A live member of another coldkey than the accused's and those asked: of the same stage first, then whose own word is
+    taken."""
+    asked = {case.coldkey, *case.coldkeys.values()}
     able = [
         (member, info)
         for member, info in sorted(state.members.items())
         if member.hotkey != case.hotkey
-        and member.hotkey not in asked
-        and info.coldkey != case.coldkey
+        and member.hotkey not in case.said
+        and info.coldkey not in asked
         and member.hotkey not in state.audits.quarantined
     ]
     if not able:
@@ -143,29 +147,31 @@ def decide_appeals(state: RunState, watch: Watch) -> list[Decision]:
 
 
 def _unopened(state: RunState, policy: Policy) -> list[Decision]:
-    """Once may be anything; then it is a fault, and then a crime."""
-    audits = state.audits
-    for hotkey, count in sorted(audits.unopened.items()):
-        if count < policy.audit.unopened_max or hotkey in state.convicted or hotkey in audits.quarantined:
+    """Once may be anything; then it is a fault, and then a crime. What is said to be lost is never more than a fault."""
+    audits, most = state.audits, policy.audit
+    for hotkey in sorted(audits.unopened.keys() | audits.lost.keys()):
+        refused, lost = audits.unopened.get(hotkey, 0), audits.lost.get(hotkey, 0)
+        due = max(0, refused - most.unopened_max + 1) + lost // most.lost_max
+        if not due or hotkey in state.convicted or hotkey in audits.quarantined:
             continue
         answered = sum(case.hotkey == hotkey and case.charge == au.UNOPENED for case in audits.cases.values())
-        if answered <= count - policy.audit.unopened_max:
-            return [_refusal(state, hotkey, "unopened", count)]
+        if answered < due:
+            return [_refusal(state, hotkey, "unopened", refused + lost)]
     return []
 
 
-def _disagreements(state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
-    """Where two disagree about a boundary nobody knows who lies; who disagrees with many is in the wrong."""
-    pairs = watch.audits.pairs
-    for hotkey in sorted(hotkey for hotkey, others in pairs.items() if len(others) >= policy.audit.mismatches_max):
-        for other in pairs.pop(hotkey):
-            pairs.get(other, set()).discard(hotkey)
+def _equivocations(state: RunState, watch: Watch) -> list[Decision]:
+    """Its own signature shows that it sent something else than it receipted."""
+    known = watch.audits.equivocators
+    while known:
+        hotkey = min(known)
+        known.discard(hotkey)
         if hotkey not in state.convicted and hotkey not in state.audits.quarantined:
-            return [_refusal(state, hotkey, "disagrees", policy.audit.mismatches_max)]
+            return [_refusal(state, hotkey, "signed_two_things", 1, au.EQUIVOCATION)]
     return []
 
 
-def _refusal(state: RunState, hotkey: str, code: str, count: int) -> Decision:
+def _refusal(state: RunState, hotkey: str, code: str, count: int, charge: str = au.UNOPENED) -> Decision:
     member = next((k for k in sorted(state.members) if k.hotkey == hotkey), Member(hotkey, state.term, 0))
     info = state.members.get(member)
     event = ev.CaseOpened(
@@ -174,7 +180,7 @@ def _refusal(state: RunState, hotkey: str, code: str, count: int) -> Decision:
         member=member,
         step=state.next_step,
         stage=info.stage if info is not None else 0,
-        charge=au.UNOPENED,
+        charge=charge,
         bundle="",
         digest="",
         sealed=False,

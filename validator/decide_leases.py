@@ -252,11 +252,16 @@ class _Desk:
     def choose(self, m: int, stage: int, free: list[Member] | None = None) -> Member | None:
         """Fewest silent voids first, then whoever would finish it first; not who failed at it, or had it last.
 
+        But it goes to who had it last where that one is blameless (:attr:`Item.again`): else it could go to and fro between
+        two that differ, each making the other's neighbours begin anew.
+
         ``free``: who has room. An item that somebody who hasn't failed at it could do waits for that one: dealing it
         again to who failed would go round and round.
         """
         found = self.work.items[stage][m]
         able = replicas = self.replicas[stage]
+        if found.again and found.member in replicas:
+            return found.member if free is None or found.member in free else None
         if found.failures or self.shunned:
             failed = {failure.hotkey for failure in found.failures} | self.shunned.get((m, stage), set())
             able = [k for k in replicas if k.hotkey not in failed] or replicas

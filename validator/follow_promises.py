@@ -160,7 +160,7 @@ class Promises:
             return [Found("case", f"case {event.case} is closed, which was never opened")]
         thirds = [hotkey for hotkey in case.said if hotkey not in (state.leader, case.hotkey)]
         agreeing = [hotkey for hotkey in thirds if case.said[hotkey] == case.digest]
-        if event.outcome != "convicted" or case.charge == "unopened" or agreeing:
+        if event.outcome != "convicted" or case.charge in ("unopened", "equivocation") or agreeing:
             return []
         return [
             Found("convicted_alone", f"case {event.case}: {case.hotkey} is convicted without a third party's replay")

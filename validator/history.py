@@ -204,7 +204,12 @@ _OUTCOMES = {
     "cleared": "cleared: the third party's run says that the work was right",
     "unconfirmed": "unconfirmed: nobody else could say; unpaid, on probation again",
 }
-_CHARGES = {"partial": "its sum isn't that of its items", "merge": "a partition it merged isn't the sum"}
+_CHARGES = {
+    "partial": "its sum isn't that of its items",
+    "merge": "a partition it merged isn't the sum",
+    "unopened": "it doesn't open what it has receipted",
+    "equivocation": "it signed something else when it sent a boundary than it has receipted",
+}
 
 
 def _describe_audits(record: Record) -> str:
@@ -213,7 +218,7 @@ def _describe_audits(record: Record) -> str:
         case AuditClosed() if event.unopened:
             return f"audit {event.audit}: {', '.join(map(str, event.unopened))} didn't open what was receipted"
         case CaseOpened():
-            what = _CHARGES.get(event.charge, "it doesn't open, or sends something else than it receipts")
+            what = _CHARGES.get(event.charge, event.charge)
             sealed = "sealed" if event.sealed else "not sealed"
             return f"case {event.case}: {event.member} stands accused (step {event.step} stage {event.stage}, {sealed}): {what}"
         case WitnessAsked():

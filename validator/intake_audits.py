@@ -8,12 +8,14 @@ from subnet.errors import Refusal
 from subnet.protocol import messages as msg
 from subnet.run import events as ev
 from subnet.run import state as st
+from subnet.run.audit_parts import OpenAudit
 from subnet.run.state import Item, RunState
-from subnet.words import Member
+from subnet.words import Member, Want
 from validator.policy import Policy
 from validator.watch import Watch
 
 MIN_MISMATCHES = 4
+_CHARGES = {"unopened": "evidence wasn't opened", "equivocation": "it signed two things about one boundary"}
 
 
 @dataclass(frozen=True)
@@ -66,24 +68,33 @@ def mismatch(state: RunState, member: Member, claim: msg.MismatchClaim, watch: W
     said = made.backward_hash if claim.backward else made.forward_hash
     if not said or not claim.used or said == claim.used:
         return Ignored("no mismatch with what is receipted")
-    maker, replayed = made.member, (maker_stage, claim.microbatch, claim.backward) in work.replays
-    alone = maker is not None and made.generation == 1 and not replayed and maker.hotkey != member.hotkey
-    if alone and maker is not None and st.config(state).audit.on:
-        watch.audits.disagree(member.hotkey, maker.hotkey)  # nobody else can have sent it anything
+    if made.member is not None and st.config(state).audit.on and watch.audits.proves(state, made, maker_stage, claim):
+        watch.audits.equivocators.add(made.member.hotkey)
     if watch.audits.mismatched(member, claim.step) > max(MIN_MISMATCHES, work.num_training):
         return [ev.Gone(member, "silent")]  # nobody is lied to so often: it holds the step up
     return [ev.Voided(claim.step, stage, member, "inputs")]
 
 
 def not_held(state: RunState, member: Member, claim: msg.NotHeldClaim, watch: Watch) -> Admitted:
-    """Noted as long as the audit is open."""
+    """Noted as long as the audit is open; of its maker, and where that one is gone of anybody: else one that has never had it
+    could end the wait for one that has."""
     opened = state.audits.open.get(claim.audit)
     if opened is None:
         return Ignored("the audit isn't open")
     for want in set(claim.wants) & set(opened.wants):
-        watch.audits.not_held.add((claim.audit, want))
-        watch.audits.not_held_by.add((claim.audit, want, member.hotkey))
+        maker = _maker(state, opened, want, watch)
+        if maker == member:
+            watch.audits.not_held_by.add((claim.audit, want, member.hotkey))
+        if maker == member or maker not in state.members:
+            watch.audits.not_held.add((claim.audit, want))
     return Ignored("noted")
+
+
+def _maker(state: RunState, opened: OpenAudit, want: Want, watch: Watch) -> Member | None:
+    if not opened.number:
+        return watch.audits.ledger.maker(opened.step, want.stage, want.microbatch)
+    item = st.item(state, opened.step, want.microbatch, want.stage)
+    return item.member if item is not None else None
 
 
 def witness(state: RunState, member: Member, claim: msg.WitnessClaim) -> Admitted:
@@ -101,7 +112,7 @@ def witness(state: RunState, member: Member, claim: msg.WitnessClaim) -> Admitte
 def quarantine(state: RunState, hotkey: str, policy: Policy) -> Refusal:
     number = state.audits.quarantined[hotkey]
     case = state.audits.cases[number]
-    what = "evidence wasn't opened" if case.charge == "unopened" else "its work, done again, gave something else"
+    what = _CHARGES.get(case.charge, "its work, done again, gave something else")
     return Refusal(
         "quarantined",
         f"case {number} is open: {what} (step {case.step}, stage {case.stage})",

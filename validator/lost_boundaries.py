@@ -125,7 +125,7 @@ def _doubted_straight(
     seen = watch.audits.doubted(key, pair)
     if not seen:
         reason = because("receipt_without_bytes", stage=stage, replays=old.generation)
-        return [Decision(ev.Voided(step, stage, maker, "inputs"), reason)]
+        return [Decision(ev.Voided(step, stage, maker, "doubted"), reason)]
     others = any(one != pair[0] and other == pair[1] for one, other in seen)
     blames_reporter = others if any(entry != pair for entry in seen) else len(seen) % 4 > 2
     if blames_reporter and not st.is_sealed(state, at, work):

@@ -25,8 +25,8 @@ class AuditPolicy(msgspec.Struct, frozen=True):
     """A first mismatch after so many clean audited items is a fault, not a crime."""
     unopened_max: int = 2
     """Audits for which evidence wasn't opened: so many are a fault, one more a conviction."""
-    mismatches_max: int = 3
-    """Counterparts that say that a hotkey's boundary wasn't what it receipted, or of whom it says so: then it is in the wrong."""
+    lost_max: int = 4
+    """Audits for which its maker says that evidence is lost: each so many are a fault."""
     at_once: int = 8
     """Audits of sealed work that are open at a time, so that evidence doesn't crowd out work."""
     redo_at_once: int = 4
@@ -44,7 +44,15 @@ class AuditPolicy(msgspec.Struct, frozen=True):
         for name in self.__struct_fields__:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} = {getattr(self, name)} is not allowed", hint="allowed: 0 or more")
-        for name in ("witnesses_max", "evidence_tries", "unopened_max", "mismatches_max", "at_once", "redo_at_once"):
+        counts = (
+            "witnesses_max",
+            "evidence_tries",
+            "unopened_max",
+            "lost_max",
+            "at_once",
+            "redo_at_once",
+        )
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} is not allowed", hint="allowed: 1 or more")
 

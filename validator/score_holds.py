@@ -13,6 +13,7 @@ _CHARGES = {
     "partial": "its sum isn't that of its items",
     "merge": "a partition that it merged isn't the sum",
     "unopened": "it didn't open what it had receipted",
+    "equivocation": "it signed something else when it sent a boundary than it receipted",
 }
 
 

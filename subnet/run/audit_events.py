@@ -40,6 +40,8 @@ class AuditClosed(Event, tag="AuditClosed", frozen=True):
     """An input is lost: nobody's lie, and nothing that counts as verified."""
     unopened: tuple[Member, ...] = ()
     """Members (of any stage) that were there all the time and didn't open what they had receipted."""
+    lost: tuple[Member, ...] = ()
+    """And those that said they don't hold it any more."""
 
 
 class WindowClosed(Event, tag="WindowClosed", frozen=True):
@@ -60,7 +62,8 @@ class WindowAudited(Event, tag="WindowAudited", frozen=True):
 
 class CaseOpened(Event, tag="CaseOpened", frozen=True):
     """A hotkey stands accused: it is in quarantine until the case is closed. ``charge``: ``partial`` (its sum isn't that of its
-    items), ``merge`` (a partition it merged isn't the sum), ``unopened`` (it refuses evidence)."""
+    items), ``merge`` (a partition it merged isn't the sum), ``unopened`` (it refuses evidence), ``equivocation`` (it signed
+    one boundary when it sent it, and receipted another)."""
 
     case: int
     """Counts up from 1."""
@@ -70,11 +73,13 @@ class CaseOpened(Event, tag="CaseOpened", frozen=True):
     stage: int
     charge: str
     bundle: str
-    """Blob hash of the evidence (:mod:`subnet.audit.case`); empty for ``unopened``."""
+    """Blob hash of the evidence (:mod:`subnet.audit.case`); empty for the last two."""
     digest: str
     """What the leader's two runs gave (:func:`subnet.audit.case.digest`)."""
     sealed: bool
     """Whether the work was sealed when the case was opened."""
+    claimed: str = ""
+    """What a run of the bundle would give if all that the accused claims were true; empty where that can't be told."""
 
 
 class WitnessAsked(Event, tag="WitnessAsked", frozen=True):
@@ -85,7 +90,8 @@ class WitnessAsked(Event, tag="WitnessAsked", frozen=True):
 
 
 class WitnessSaid(Event, tag="WitnessSaid", frozen=True):
-    """What a third party's run of the bundle gave: a miner that was asked, or another validator."""
+    """What a third party's run of the bundle gave: a miner that was asked, or another validator. An empty digest: it can't
+    run it, which is an answer, and no voice."""
 
     case: int
     hotkey: str
@@ -93,9 +99,10 @@ class WitnessSaid(Event, tag="WitnessSaid", frozen=True):
 
 
 class CaseClosed(Event, tag="CaseClosed", frozen=True):
-    """``convicted``: the hotkey is out, its unverified work of the score's window counts nothing. ``fault``: the first mismatch
-    in a long clean record: unpaid, on probation again. ``cleared``: the third party or a new run says that the work was right.
-    ``unconfirmed``: there was no third party: unpaid, on probation again."""
+    """``convicted``: the hotkey is out, its unverified work of the score's window counts nothing; a third party's run gave what
+    the leader's gave, and no more coldkeys back the accused (:func:`subnet.run.audits.verdict`). ``fault``: so too, but the first
+    mismatch in a long clean record: unpaid, on probation again. ``cleared``: two coldkeys say that the work was right, and none
+    that it was wrong. ``unconfirmed``: neither: unpaid, on probation again."""
 
     case: int
     outcome: str

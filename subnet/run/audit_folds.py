@@ -19,6 +19,7 @@ from subnet.run.audit_events import (
 from subnet.run.audit_parts import (
     CLEARED,
     CONVICTED,
+    EQUIVOCATION,
     FAULT,
     MERGE,
     PARTIAL,
@@ -27,7 +28,7 @@ from subnet.run.audit_parts import (
     CaseState,
     OpenAudit,
 )
-from subnet.run.audits import first_of, last_of, num_windows, oldest_restorable, window_of
+from subnet.run.audits import first_of, last_of, num_windows, oldest_restorable, verdict, window_of
 from subnet.run.invariants import require
 from subnet.run.members import drop_replaced
 from subnet.run.state import REDUCING, REVEALED, RunState, config, group_of, num_stages
@@ -85,8 +86,9 @@ def apply_audit_closed(state: RunState, event: AuditClosed) -> None:
         for member, num_items in zip(opened.members, opened.num_items, strict=True):
             if member in event.passed:
                 audits.clean[member.hotkey] = audits.clean.get(member.hotkey, 0) + num_items
-    for hotkey in {member.hotkey for member in event.unopened}:
-        audits.unopened[hotkey] = audits.unopened.get(hotkey, 0) + 1
+    for counts, members in ((audits.unopened, event.unopened), (audits.lost, event.lost)):
+        for hotkey in sorted({member.hotkey for member in members}):
+            counts[hotkey] = counts.get(hotkey, 0) + 1
     work = state.work
     if opened.number and work is not None and work.step == opened.step:
         merge = work.merges[group_of(state, opened.stage)]
@@ -147,17 +149,16 @@ def apply_case_opened(state: RunState, event: CaseOpened) -> None:
     require(config(state).audit.on, "a case in a run without audits")
     require(event.case == audits.num_cases + 1, f"case {event.case} follows {audits.num_cases}")
     require(event.member.hotkey == hotkey, f"case {event.case} is of {event.member}, but against {hotkey}")
-    require(event.charge in (PARTIAL, MERGE, UNOPENED), f"case {event.case} is about {event.charge}")
+    require(event.charge in (PARTIAL, MERGE, UNOPENED, EQUIVOCATION), f"case {event.case} is about {event.charge}")
     require(hotkey not in audits.quarantined, f"{hotkey} stands accused already")
     require(hotkey not in state.convicted, f"{hotkey} is convicted already")
     require(0 <= event.stage < num_stages(state), f"case {event.case} is of stage {event.stage}")
-    coldkey = next((info.coldkey for member, info in state.members.items() if member.hotkey == hotkey), "")
     audits.num_cases = event.case
     audits.quarantined[hotkey] = event.case
     audits.cases[event.case] = CaseState(
         hotkey=hotkey,
         member=event.member,
-        coldkey=coldkey,
+        coldkey=audits.coldkeys.get(hotkey, ""),
         step=event.step,
         stage=event.stage,
         charge=event.charge,
@@ -165,6 +166,7 @@ def apply_case_opened(state: RunState, event: CaseOpened) -> None:
         digest=event.digest,
         sealed=event.sealed,
         branch=audits.branch,
+        claimed=event.claimed,
     )
 
 
@@ -177,10 +179,14 @@ def _open_case(state: RunState, case: int) -> CaseState:
 
 def apply_witness_asked(state: RunState, event: WitnessAsked) -> None:
     case = _open_case(state, event.case)
-    require(event.member in state.members, f"{event.member} is asked without being there")
+    info = state.members.get(event.member)
+    require(info is not None, f"{event.member} is asked without being there")
+    assert info is not None
     require(event.member.hotkey != case.hotkey, f"{event.member} is asked about itself")
-    require(event.member not in case.asked, f"{event.member} is asked twice")
+    require(info.coldkey != case.coldkey, f"{event.member} is asked about one of its own coldkey")
+    require(info.coldkey not in case.coldkeys.values(), f"{event.member} is asked, whose coldkey was asked before")
     case.asked = (*case.asked, event.member)
+    case.coldkeys[event.member.hotkey] = info.coldkey
 
 
 def apply_witness_said(state: RunState, event: WitnessSaid) -> None:
@@ -191,10 +197,13 @@ def apply_witness_said(state: RunState, event: WitnessSaid) -> None:
 
 
 def apply_case_closed(state: RunState, event: CaseClosed) -> None:
-    """The quarantine ends, or is for good. Whoever wasn't convicted is looked at more closely, for ever."""
+    """The quarantine ends, or is for good. Whoever wasn't convicted is looked at more closely, for ever; so is, where the
+    accused is guilty, who said of its work that it was right."""
     case, audits = _open_case(state, event.case), state.audits
     hotkey = case.hotkey
     require(event.outcome in (CONVICTED, FAULT, CLEARED, UNCONFIRMED), f"case {event.case} ends {event.outcome}")
+    proven = event.outcome != CONVICTED or case.charge in (UNOPENED, EQUIVOCATION) or verdict(case) == CONVICTED
+    require(proven, f"case {event.case} ends in a conviction that no third party confirms")
     case.outcome = event.outcome
     del audits.quarantined[hotkey]
     if event.outcome == CONVICTED:
@@ -204,6 +213,10 @@ def apply_case_closed(state: RunState, event: CaseClosed) -> None:
         audits.marks[hotkey] = audits.marks.get(hotkey, 0) + 1
     if event.outcome in (FAULT, UNCONFIRMED):
         audits.clean.pop(hotkey, None)
+    if event.outcome in (CONVICTED, FAULT) and verdict(case) == CONVICTED:
+        for friend in sorted(other for other, digest in case.said.items() if digest and digest == case.claimed):
+            audits.marks[friend] = audits.marks.get(friend, 0) + 1
+            audits.clean.pop(friend, None)
     closed = sorted(number for number, other in audits.cases.items() if not other.is_open)
     for number in closed[: max(0, len(closed) - MAX_CLOSED_CASES)]:
         del audits.cases[number]

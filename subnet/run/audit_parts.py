@@ -12,7 +12,7 @@ from subnet.words import CALIBRATION_STEP, Member, Want
 
 CONVICTED, FAULT, CLEARED, UNCONFIRMED = "convicted", "fault", "cleared", "unconfirmed"
 """Outcomes of a case."""
-PARTIAL, MERGE, UNOPENED = "partial", "merge", "unopened"
+PARTIAL, MERGE, UNOPENED, EQUIVOCATION = "partial", "merge", "unopened", "equivocation"
 """What a case is about."""
 
 
@@ -36,7 +36,7 @@ class CaseState(msgspec.Struct):
     hotkey: str
     member: Member
     coldkey: str
-    """Of the accused; empty where it had left already."""
+    """Of the accused; empty where it was never a member."""
     step: int
     stage: int
     charge: str
@@ -44,7 +44,10 @@ class CaseState(msgspec.Struct):
     digest: str
     sealed: bool
     branch: int
+    claimed: str = ""
     asked: tuple[Member, ...] = ()
+    coldkeys: dict[str, str] = {}
+    """By hotkey of who was asked."""
     said: dict[str, str] = {}
     """By hotkey of a third party: the digest of its run, in the order they came in."""
     outcome: str = ""
@@ -64,12 +67,16 @@ class AuditState(msgspec.Struct):
     num_opened: int = 0
     num_cases: int = 0
     open: dict[int, OpenAudit] = {}
+    coldkeys: dict[str, str] = {}
+    """By hotkey: whose it was when it joined last."""
     clean: dict[str, int] = {}
     """By hotkey: items that were redone, and right, since its probation began."""
     marks: dict[str, int] = {}
     """By hotkey: unpaid mismatches and released quarantines; it is audited more."""
     unopened: dict[str, int] = {}
     """By hotkey: audits for which it didn't open what it had receipted, though it was there all the time."""
+    lost: dict[str, int] = {}
+    """By hotkey: audits for which it said that it had lost what it had receipted."""
     cases: dict[int, CaseState] = {}
     """Open ones, and the last closed ones."""
     quarantined: dict[str, int] = {}

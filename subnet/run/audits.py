@@ -6,8 +6,11 @@ audits off nothing here asks anything of anybody.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from subnet.run.audit_parts import CLEARED as CLEARED
 from subnet.run.audit_parts import CONVICTED as CONVICTED
+from subnet.run.audit_parts import EQUIVOCATION as EQUIVOCATION
 from subnet.run.audit_parts import FAULT as FAULT
 from subnet.run.audit_parts import MERGE as MERGE
 from subnet.run.audit_parts import PARTIAL as PARTIAL
@@ -187,6 +190,34 @@ def open_cases(state: RunState) -> list[tuple[int, CaseState]]:
     """By number, the oldest first."""
     cases = state.audits.cases
     return [(number, cases[number]) for number in sorted(state.audits.quarantined.values())]
+
+
+def votes(case: CaseState) -> tuple[int, int]:
+    """Coldkeys that found what the leader's runs gave, and coldkeys that found what the accused claims; each has one voice.
+
+    Where the leader's machine couldn't run it (no digest of its own): the most that agree on something else than the claim.
+    """
+    voices: dict[str, str] = {}
+    for hotkey, digest in case.said.items():
+        if digest:
+            voices.setdefault(case.coldkeys.get(hotkey, hotkey), digest)
+    counts = Counter(voices.values())
+    claim = counts.pop(case.claimed, 0) if case.claimed else 0
+    if case.digest:
+        return (0 if case.digest == case.claimed else counts[case.digest]), claim
+    return max(counts.values(), default=0), claim
+
+
+def verdict(case: CaseState) -> str:
+    """``convicted`` or ``cleared`` where the third parties have decided it; empty as long as others are to be asked.
+
+    The leader's two runs are one voice, so one that agrees is enough, unless more back the accused. One alone clears nobody:
+    it may be the accused's friend.
+    """
+    agree, claim = votes(case)
+    if agree >= (1 if case.digest else 2) and agree >= claim:
+        return CONVICTED
+    return CLEARED if claim >= 2 and not agree else ""
 
 
 def witness_wanted(state: RunState, me: Member) -> list[tuple[int, str]]:

@@ -31,6 +31,8 @@ def apply_joined(state: RunState, event: Joined) -> None:
         reachable=event.reachable,
     )
     state.boots.setdefault(member.hotkey, {})[event.boot] = member
+    if config(state).audit.on:
+        state.audits.coldkeys[member.hotkey] = event.coldkey
 
 
 def apply_gone(state: RunState, event: Gone) -> None:
@@ -40,7 +42,7 @@ def apply_gone(state: RunState, event: Gone) -> None:
         _forget_root(state, event.member)
     drop_member(state, event.member)
     hotkey = event.member.hotkey
-    if event.why in ("silent", "checksum"):
+    if event.why in ("silent", "checksum", "contradicts"):
         state.absences[hotkey] = state.absences.get(hotkey, 0) + 1
     if event.why == "liar":
         state.convicted.add(hotkey)

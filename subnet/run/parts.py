@@ -28,6 +28,14 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     failure: str
 
 
+class Saying(msgspec.Struct, frozen=True, array_like=True):
+    """Who said an output last, and what its inputs were then as their makers had receipted them."""
+
+    hotkey: str
+    x: str
+    gradient: str = ""
+
+
 class Item(msgspec.Struct, array_like=True):
     """One microbatch at one stage. ``member`` is the holder of the lease, or the last one while the item is OPEN."""
 
@@ -42,6 +50,12 @@ class Item(msgspec.Struct, array_like=True):
     said_forward: str = ""
     """Output that was receipted last, by whomever: kept when the item is done again."""
     said_backward: str = ""
+    forward_by: Saying | None = None
+    backward_by: Saying | None = None
+    contradictions: int = 0
+    """How often a hotkey said something else than itself before, of the same inputs."""
+    again: bool = False
+    """Open since an input was made again: for the same member first, which has said the rest of it already."""
 
 
 class MergedPartition(msgspec.Struct, frozen=True, array_like=True):

@@ -23,6 +23,7 @@ from subnet.run.parts import REVOKING as REVOKING
 from subnet.run.parts import SEALED as SEALED
 from subnet.run.parts import Failure as Failure
 from subnet.run.parts import MergedPartition as MergedPartition
+from subnet.run.parts import Saying as Saying
 from subnet.run.schedule import StepScalars
 from subnet.words import CALIBRATION_STEP, GroupShape, Member
 
@@ -67,6 +68,8 @@ class StepWork(msgspec.Struct):
     """By (stage, microbatch, backward)."""
     stale: set[tuple[int, int]] = set()
     """(stage, microbatch) of items that were computed from a boundary which was then made again, and differs."""
+    fickle: set[str] = set()
+    """Hotkeys that have contradicted themselves about an item more than once: with them the step comes to no end."""
 
 
 class GroupSeal(msgspec.Struct, frozen=True, array_like=True):

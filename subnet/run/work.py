@@ -29,6 +29,7 @@ from subnet.run.state import (
     Merge,
     Replay,
     RunState,
+    Saying,
     StepWork,
     config,
     group_of,
@@ -38,6 +39,8 @@ from subnet.run.state import (
     work_at,
 )
 from subnet.words import Member
+
+MOST_CONTRADICTIONS = 3
 
 
 def open_work(state: RunState, step: int) -> StepWork:
@@ -79,7 +82,7 @@ def apply_leased(state: RunState, event: Leased) -> None:
         reopen(work, event.stage, event.microbatch)
     elif found.status != OPEN:
         _let_go(work, found, event.microbatch)
-    found.status, found.member, found.generation = LIVE, event.member, event.generation
+    found.status, found.member, found.generation, found.again = LIVE, event.member, event.generation, False
     _forget_results(found)
     work.undealt[event.stage].discard(event.microbatch)
     work.live[event.stage].add(event.microbatch)
@@ -149,12 +152,29 @@ def _note_said(state: RunState, step: int, microbatch: int, stage: int) -> None:
     if not config(state).audit.on or is_evaluation(state, microbatch):
         return
     work, found = _item(state, step, microbatch, stage)
-    if found.said_forward and found.forward_hash and found.said_forward != found.forward_hash:
-        _mark_stale(state, work, stage + 1, microbatch, backward=False)
-    if found.said_backward and found.backward_hash and found.said_backward != found.backward_hash:
-        _mark_stale(state, work, stage - 1, microbatch, backward=True)
-    found.said_forward = found.forward_hash or found.said_forward
-    found.said_backward = found.backward_hash or found.said_backward
+    below = work.items[stage - 1][microbatch].said_forward if stage > 0 else ""
+    above = work.items[stage + 1][microbatch].said_backward if stage + 1 < len(work.items) else ""
+    hotkey = found.member.hotkey if found.member is not None else ""
+    if found.forward_hash:
+        by = Saying(hotkey, below)
+        if found.said_forward and found.said_forward != found.forward_hash:
+            _mark_stale(state, work, stage + 1, microbatch, backward=False)
+            _contradicted(work, found, found.forward_by, by)
+        found.said_forward, found.forward_by = found.forward_hash, by
+    if found.backward_hash:
+        by = Saying(hotkey, below, above)
+        if found.said_backward and found.said_backward != found.backward_hash:
+            _mark_stale(state, work, stage - 1, microbatch, backward=True)
+            _contradicted(work, found, found.backward_by, by)
+        found.said_backward, found.backward_by = found.backward_hash, by
+
+
+def _contradicted(work: StepWork, found: Item, before: Saying | None, by: Saying) -> None:
+    """Once may be somebody else's lie: an input that was sent wrong, and receipted right. Then it is its own."""
+    if before == by:
+        found.contradictions += 1
+        if found.contradictions >= MOST_CONTRADICTIONS:
+            work.fickle.add(by.hotkey)
 
 
 def _mark_stale(state: RunState, work: StepWork, stage: int, microbatch: int, *, backward: bool) -> None:
@@ -170,7 +190,7 @@ def apply_voided(state: RunState, event: Voided) -> None:
     info = state.members.get(event.member)
     require(info is not None and info.stage == event.stage, f"{event.member} is void at stage {event.stage}")
     require(not is_sealed(state, event.stage, work), f"{event.member} is void at stage {event.stage}, which is sealed")
-    void_partial(state, work, event.member)
+    void_partial(state, work, event.member, again=event.why == "inputs")
     if event.why == "silent":
         work.silences[event.member] = work.silences.get(event.member, 0) + 1
 
@@ -214,8 +234,10 @@ def void_skipped(state: RunState, work: StepWork, found: Item) -> None:
         void_partial(state, work, found.member)
 
 
-def void_partial(state: RunState, work: StepWork, member: Member) -> None:
+def void_partial(state: RunState, work: StepWork, member: Member, *, again: bool = False) -> None:
     """Unless its stage is sealed: the member's leases, open or done, are open again, its epoch is one higher.
+
+    ``again``: it is blameless, and does them again.
 
     Evaluation items it hasn't done are open again in any case: nothing of them is in a partial.
     """
@@ -226,6 +248,7 @@ def void_partial(state: RunState, work: StepWork, member: Member) -> None:
     for m in sorted(held):
         if m not in training or not sealed:
             reopen(work, info.stage, m)
+            work.items[info.stage][m].again = again
     if training and not sealed:
         work.epochs[member] = work.epochs.get(member, 0) + 1
         reset_merge(work.merges[group_of(state, info.stage)])
