@@ -18,6 +18,7 @@ from rich.text import Text
 
 from subnet.protocol.api import MemberView, RunStatus, StallView, StoreCosts
 from subnet.protocol.audit_api import AuditCosts
+from subnet.protocol.follow_api import FollowerStatus
 
 BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 60
@@ -75,6 +76,25 @@ def audits_line(audits: AuditCosts) -> str:
         f"audits: {audits.done:,} done{twice}, {audits.open} open · {share} · {audits.read_bytes / 1e6:,.1f} MB read · "
         f"{audits.evidence_bytes / 1e6:,.1f} MB of evidence{cases}"
     )
+
+
+def follower_lines(status: FollowerStatus) -> list[str]:
+    """What a follower checked, redid and found; the first line whatever it found."""
+    audits = status.own_audits
+    counts = ", ".join(f"{count:,} {outcome}" for outcome, count in audits.items() if count) or "none yet"
+    view = next((view for view in status.followed if view.run_id == status.summary.run_id), None)
+    behind = "" if view is None else f" · {view.segments:,} segments, {view.to_redo} to redo, {view.behind_s:.0f} s old"
+    lines = [f"follows: {status.journal_length:,} records checked{behind} · own audits: {counts}"]
+    if view is not None and view.counted_to is not None:
+        lines.append(f"nothing of this run counts behind record {view.counted_to}")
+    if view is not None:
+        lines += view.doubts
+    lines += [f"{hotkey} signed two journals of {run} (record {number})" for hotkey, run, number in status.distrusted]
+    if status.num_breaches:
+        counted = ", ".join(f"{count} {code}" for code, count in sorted(status.num_breaches.items()))
+        lines.append(f"its leader's breaches: {counted} (files in {status.proofs})")
+    lines += [f"record {found.number}: {found.code}: {found.what}" for found in status.breaches[-_NUM_EVENTS:]]
+    return lines
 
 
 def store_line(store: StoreCosts, stored_bytes: int) -> str:
@@ -155,6 +175,10 @@ def render(status: RunStatus | None, notes: Sequence[str] = ()) -> RenderableTyp
             parts.append(Text(f"the validator's stacks: {summary.stall.dump}", style="dim"))
     elif summary.waiting_for:
         parts.append(Text(f"waits for {summary.waiting_for}", style="yellow"))
+    if isinstance(status, FollowerStatus):
+        first, *found = follower_lines(status)
+        parts.append(Text(first, style="dim"))
+        parts += [Text(line, style="bold red") for line in found]
     if status.audits is not None:
         parts.append(Text(audits_line(status.audits), style="dim"))
     if status.store is not None:

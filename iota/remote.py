@@ -13,6 +13,7 @@ from miner.blobs import Blobs
 from subnet.errors import ConfigError, IotaError
 from subnet.net.client import SignedClient
 from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
+from subnet.protocol.follow_api import FollowerStatus
 from subnet.protocol.messages import Hello
 from subnet.protocol.signing import Signer
 from subnet.score.api import ScoreDetail, ScoreList
@@ -42,8 +43,10 @@ class Remote:
         return self._get("/v1/runs", tuple[RunSummary, ...], deadline)
 
     def status(self, deadline: Deadline, *, run: str | None = None, steps: int = 20) -> RunStatus:
+        """A :class:`FollowerStatus` where the validator follows."""
         query = urlencode({"steps": steps, **({"run": run} if run else {})})
-        return self._get(f"/v1/status?{query}", RunStatus, deadline)
+        status = self._get(f"/v1/status?{query}", FollowerStatus, deadline)
+        return status if status.role else status.led()
 
     def export_info(self, name: str, step: int | None, deadline: Deadline) -> ExportInfo:
         query = "" if step is None else f"?step={step}"

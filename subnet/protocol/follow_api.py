@@ -115,3 +115,7 @@ class FollowerStatus(RunStatus, frozen=True):
     verdicts: tuple[CaseVerdict, ...] = ()
     proofs: str = ""
     """Directory of its proofs and findings, on its own machine."""
+
+    def led(self) -> RunStatus:
+        """Of a validator that leads: without what only a follower has."""
+        return RunStatus(**{name: getattr(self, name) for name in RunStatus.__struct_fields__})
