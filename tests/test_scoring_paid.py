@@ -280,6 +280,17 @@ def test_a_follower_pays_and_withholds_for_cases_that_it_replayed(late: bool):
         assert combined([one], j.policy, j.now_s)["a"].sealed_items == 4
 
 
+def test_a_follower_that_found_it_wrong_gives_nothing_back_where_the_leader_clears():
+    j = witnesses(four().seal(0, {A: 4}).add(accused(1, A, sealed=True)), 1, d="claimed").add(
+        ev.CaseClosed(1, "cleared")
+    )
+    book, now_ns = believing(j), j.records[-1].time_ns
+    book.judge(now_ns, 0, 0, ev.AuditClosed(0, failed=(A,)))
+    book.believe(now_ns, 1)
+    scores = combined([book], j.policy, j.now_s)
+    assert (scores["a"].sealed_items, scores["d"].witness_items) == (0, 0)
+
+
 def test_a_follower_that_cleared_somebody_keeps_what_its_own_audit_took():
     j = four().seal(0, {A: 4}).add(accused(1, A, sealed=True), ev.CaseClosed(1, "convicted"))
     book, now_ns = believing(j), j.records[-1].time_ns

@@ -2,7 +2,7 @@
 
 Each fact has the number of records that were folded when it was found out, and enters the book at that number: live, and when
 the records are folded again after a restart. The leader's own audits and convictions count for nothing here
-(:class:`subnet.score.book.RunBook` without them). Unpaid is what failed an audit here, or a replay here of a case's bundle;
+(:class:`subnet.score.book.RunBook` without them). Unpaid is what failed an audit here, or a replay here of a closed case's bundle;
 convicted is who failed two of these, or one for which the leader convicted it too. What the leader says otherwise (it passed what
 is wrong, cleared who lied, convicted who was right, has nothing opened) is said as a breach.
 """
@@ -15,7 +15,7 @@ import msgspec
 
 from subnet.protocol.follow_api import CaseVerdict, OwnAudit
 from subnet.run import events as ev
-from subnet.run.audits import branch
+from subnet.run.audits import MERGE, branch
 from subnet.run.state import RunState
 from subnet.score.book import RunBook
 from subnet.words import Member
@@ -34,10 +34,13 @@ class _Case(msgspec.Struct, array_like=True):
     branch: int
     step: int
     stage: int
+    charge: str
     outcome: str = ""
     """As the leader closed it, or ``overturned``."""
     verdict: str = ""
     """What the replay here gave: ``wrong``, ``right``, or ``foreign`` (its bundle isn't the journal's); empty: nothing."""
+    believed: bool = False
+    """The book was told that the leader is right about it."""
     convicted: bool = False
     """Here."""
     said: str = ""
@@ -76,7 +79,7 @@ class Judging:
         cases = self._data.cases
         match event:
             case ev.CaseOpened():
-                cases[event.case] = _Case(event.member, branch(state), event.step, event.stage)
+                cases[event.case] = _Case(event.member, branch(state), event.step, event.stage, event.charge)
             case ev.CaseClosed() if event.case in cases:
                 cases[event.case].outcome = event.outcome
             case ev.Appealed() if event.case in cases and not event.upheld:
@@ -147,16 +150,20 @@ class Judging:
             kept.verdict = _verdict(verdict)
 
     def _case(self, time_ns: int, case: int, kept: _Case) -> list[Found]:
-        hotkey = kept.member.hotkey
-        wrong, place = kept.verdict == "wrong", (kept.branch, kept.step, kept.stage)
-        if wrong and place not in self._data.failures.get(hotkey, ()):
-            self._book.judge(time_ns, kept.step, kept.stage, ev.AuditClosed(0, failed=(kept.member,)))
+        hotkey, wrong = kept.member.hotkey, kept.verdict == "wrong"
+        guilty, place = wrong and kept.outcome == "convicted", (kept.branch, kept.step, kept.stage)
+        if wrong and kept.outcome in ("convicted", "fault") and not kept.believed:
+            kept.believed = True
+            self._book.believe(time_ns, case)
             self._failed(time_ns, hotkey, place)
-        guilty = wrong and kept.outcome == "convicted"
+        elif wrong and kept.outcome and place not in self._data.failures.get(hotkey, ()):
+            self._unpaid(time_ns, kept)
+            self._failed(time_ns, hotkey, place)
         if guilty and not kept.convicted:
             self._book.convict(time_ns, hotkey, f"case {case}, replayed here", case)
         elif kept.convicted and not guilty:
             self._book.clear(time_ns, hotkey, case)
+            self._unpaid(time_ns, kept)
         kept.convicted = guilty
         code = _said(kept)
         if not code or kept.said == code:
@@ -166,6 +173,11 @@ class Judging:
             kept.verdict, "the bundle isn't the journal's"
         )
         return [Found(code, f"case {case}: {hotkey} was {kept.outcome}, and {gave}")]
+
+    def _unpaid(self, time_ns: int, kept: _Case) -> None:
+        """Its sum; whoever merged wrongly has its own sum paid."""
+        if kept.charge != MERGE:
+            self._book.judge(time_ns, kept.step, kept.stage, ev.AuditClosed(0, failed=(kept.member,)))
 
 
 def _verdict(verdict: CaseVerdict) -> str:

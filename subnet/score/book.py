@@ -117,7 +117,7 @@ class RunBook:
 
     def believe(self, time_ns: int, case: int) -> None:
         """This validator replayed the case and got its digest: if it ends ``convicted`` or ``fault``, the partial isn't paid, and
-        those who redid it, or had to redo theirs, are. The conviction itself is :meth:`convict`'s."""
+        those who redid it, or had to redo theirs, are. Said again it changes nothing; convictions are :meth:`convict`'s."""
         self._accounts.reach(time_ns)
         charge = self._trials.cases.get(case)
         if charge is not None:
@@ -281,6 +281,8 @@ class RunBook:
     def _take_effect(self, case: int, charge: Charge) -> None:
         """Once: when it is closed, or believed after that."""
         if charge.effective or not charge.outcome or not (self._leader_audits or charge.believed):
+            return
+        if not self._leader_audits and not charge.is_guilty:
             return
         charge.effective = True
         accounts, step, stage, member = self._accounts, charge.step, charge.stage, charge.member
