@@ -23,12 +23,16 @@ class Book(RunBook):
         super().__init__(leader_audits=False)
         self.failed: list[tuple[int, int, Member]] = []
         self.guilty: dict[tuple[str, int], str] = {}
+        self.believed: list[int] = []
 
     def judge(self, time_ns: int, step: int, stage: int, outcome: ev.AuditClosed) -> None:
         self.failed += [(step, stage, member) for member in outcome.failed]
 
     def convict(self, time_ns: int, hotkey: str, why: str, case: int = 0) -> None:
         self.guilty[hotkey, case] = why
+
+    def believe(self, time_ns: int, case: int) -> None:
+        self.believed.append(case)
 
     def clear(self, time_ns: int, hotkey: str, case: int = 0) -> None:
         self.guilty.pop((hotkey, case), None)
@@ -73,21 +77,21 @@ class World:
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("late", [False, True], ids=["verdict first", "outcome first"])
 @pytest.mark.parametrize(
-    ("gave", "outcome", "guilty", "failed", "said"),
+    ("gave", "outcome", "guilty", "unpaid", "said"),
     [
-        ("wrong", "convicted", True, True, []),
-        ("wrong", "fault", False, True, []),
-        ("wrong", "unconfirmed", False, True, []),
-        ("wrong", "cleared", False, True, ["cleared"]),
-        ("right", "convicted", False, False, ["framed"]),
-        ("right", "cleared", False, False, []),
-        ("foreign", "convicted", False, False, ["framed"]),
-        ("foreign", "cleared", False, False, []),
-        ("", "convicted", False, False, []),
+        ("wrong", "convicted", True, "believed", []),
+        ("wrong", "fault", False, "believed", []),
+        ("wrong", "unconfirmed", False, "judged", []),
+        ("wrong", "cleared", False, "judged", ["cleared"]),
+        ("right", "convicted", False, "", ["framed"]),
+        ("right", "cleared", False, "", []),
+        ("foreign", "convicted", False, "", ["framed"]),
+        ("foreign", "cleared", False, "", []),
+        ("", "convicted", False, "", []),
     ],
 )
 def test_the_leaders_word_against_the_replay_here(
-    gave: str, outcome: str, guilty: bool, failed: bool, said: list[str], late: bool, restarts: bool
+    gave: str, outcome: str, guilty: bool, unpaid: str, said: list[str], late: bool, restarts: bool
 ) -> None:
     world = World()
     world.opened()
@@ -98,7 +102,8 @@ def test_the_leaders_word_against_the_replay_here(
             world.restart()
             world.reach()
     assert world.book.guilty == ({(LIAR.hotkey, 1): "case 1, replayed here"} if guilty else {})
-    assert world.book.failed == ([(0, 1, LIAR)] if failed else [])
+    assert world.book.failed == ([(0, 1, LIAR)] if unpaid == "judged" else [])
+    assert world.book.believed == ([1] if unpaid == "believed" else [])
     assert world.said == said
 
 
@@ -130,6 +135,7 @@ def test_one_lie_that_is_found_twice_is_one_failure() -> None:
     world = World()
     world.opened()
     world.verdict("wrong")
+    world.event(ev.CaseClosed(1, "unconfirmed"))
     world.audit(failed=(LIAR,))
     assert world.book.failed == [(0, 1, LIAR)]
     assert world.book.guilty == {}
@@ -163,6 +169,16 @@ def test_a_state_that_the_log_does_not_lead_to_counts_once_it_is_seen_twice() ->
     for step in range(1, UNTRUSTED_MAX + 1):
         world.audit(step=step, undecided=(OTHER,), untrusted="the snapshot isn't the agreed state")
     assert world.said == ["state", "state", "unverifiable", "state"]
+
+
+def test_whoever_merged_wrongly_has_its_own_sum_paid() -> None:
+    world = World()
+    for case in (1, 2):
+        world.event(ev.CaseOpened(case, LIAR.hotkey, LIAR, case, 1, "merge", "ab" * 32, "right", True))
+        world.verdict("wrong", case)
+        world.event(ev.CaseClosed(case, "unconfirmed"))
+    assert world.book.failed == []
+    assert set(world.book.guilty) == {(LIAR.hotkey, 0)}
 
 
 def test_facts_enter_at_their_number_and_not_before() -> None:
