@@ -105,7 +105,7 @@ async def test_an_update_that_fails_half_way_ends_the_incarnation_with_its_sums(
 async def test_a_saved_state_is_used_only_if_it_comes_through_the_state_before(miner: Miner) -> None:
     states, owe = miner.states, Restore(0, -1, "manifest", True)
     for step, goes_on in ((NUM_STEPS, False), (NUM_STEPS - 1, True), (1, True), (0, False)):
-        saved = SimpleNamespace(step=step, root=miner.run.roots[step])
+        saved = SimpleNamespace(step=step, root=miner.run.roots[step], branch=0)
         assert states._goes_on(saved, owe) == goes_on  # type: ignore[arg-type]
 
 
