@@ -1,7 +1,9 @@
 """Asks the validator to be let in until this process is a member: with growing waits, or as long as a refusal says.
 
 A hotkey in quarantine waits until its case is closed, and says once which case it is and where to read about it. A convicted
-one says so and goes on asking, seldom: an appeal may free it. Whatever else is refused is said once, and asked for again.
+one says so, asks once more after a while (audits of others may want what it holds, a verdict may be about to fall), and then
+:class:`Convicted` ends the process; while the validator names a time to ask again, it asks then. Whatever else is refused is
+said once, and asked for again.
 """
 
 from __future__ import annotations
@@ -24,6 +26,15 @@ CONVICTED_ASKS_S = 60.0
 """A convicted hotkey asks at most this often, whatever it is told."""
 
 
+class Convicted(IotaError):
+    """This hotkey is out of the run; only an appeal that clears it lets it in again. Ends the process with status 4."""
+
+    code = "convicted"
+
+
+HOW_TO_APPEAL = "`iota audit appeal CASE` has it done again in a fresh process"
+
+
 class Joiner:
     """``boot`` names this process's present try to be a member; each incarnation has its own."""
 
@@ -33,6 +44,7 @@ class Joiner:
         self._context, self._client, self._heartbeat = context, client, heartbeat
         self._hardware_class = hardware_class
         self._reasons = ReasonLog()
+        self._convicted = False
         self.boot = secrets.token_hex(8)
 
     def renew(self) -> None:
@@ -40,7 +52,7 @@ class Joiner:
         self.boot = secrets.token_hex(8)
 
     async def run(self, peer_port: int) -> None:
-        """Forever."""
+        """Forever; raises :class:`Convicted`."""
         backoff = Backoff(0.1, 2.0)
         while True:
             context = self._context
@@ -65,16 +77,20 @@ class Joiner:
                 answer = await self._client.request(
                     "POST", "/v1/join", request, JoinAnswer, deadline=Deadline.after(TIMEOUTS.http_request_s)
                 )
-                wait_s = max(wait_s, self.wait_after(answer.refusal))
             except IotaError as error:
                 self._reasons.note("join", error.code, str(error))
+            else:
+                wait_s = max(wait_s, self.wait_after(answer.refusal))
             await _sleep_until_member(context, wait_s)
 
     def wait_after(self, refusal: Refusal | None) -> float:
-        """Seconds to wait before asking again."""
+        """Seconds to wait before asking again; raises :class:`Convicted` where that is of no use any more."""
+        convicted_before, self._convicted = self._convicted, refusal is not None and refusal.code == Convicted.code
         if refusal is None:
             self._reasons.forget("join")
             return 0.5
+        if convicted_before and self._convicted and refusal.retry_after is None:
+            raise Convicted(refusal.reason, hint=f"{refusal.hint or HOW_TO_APPEAL}; then start this miner again")
         said_now = self._reasons.note("join", refusal.code, refusal.reason)
         match refusal.code:
             case "boot_seen":
@@ -93,12 +109,16 @@ class Joiner:
         hint = f"{refusal.hint}. " if refusal.hint else ""
         where = (
             f"`iota score explain {self._context.signer.hotkey}` says what is held against this hotkey, "
-            "`iota audit fetch CASE` gets the evidence and `iota audit replay` runs it here"
+            f"`iota audit fetch CASE --out DIR` gets the evidence, `iota audit replay DIR` runs it here, {HOW_TO_APPEAL}"
         )
-        waiting = "the case is closed" if refusal.code == "quarantined" else "an appeal is upheld"
-        logger.warning(
-            "this hotkey is {}: {}. {}{}. Asking again until {}", refusal.code, refusal.reason, hint, where, waiting
-        )
+        again_s = refusal.retry_after
+        if refusal.code == "quarantined":
+            until = f"Asking again every {again_s or 1.0:.0f} s until the case is closed"
+        elif again_s is not None:
+            until = f"Asking again in {max(again_s, CONVICTED_ASKS_S):.0f} s"
+        else:
+            until = f"This process asks once more in {CONVICTED_ASKS_S:.0f} s, then it ends"
+        logger.warning("this hotkey is {}: {}. {}{}. {}", refusal.code, refusal.reason, hint, where, until)
 
 
 async def _sleep_until_member(context: RunContext, seconds: float) -> None:

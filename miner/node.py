@@ -24,6 +24,7 @@ from miner.directives import Directives
 from miner.find_validator import Answered, LossWatch, ValidatorFinder, still_leads
 from miner.hardware import choose_device, limit_memory, memory_taken, prepare_torch
 from miner.heartbeat import HeartbeatHandle
+from miner.joining import Convicted
 from miner.member_items import kind_of
 from miner.member_links import Links
 from miner.reach import find_reach
@@ -46,6 +47,9 @@ from subnet.service import Service
 from subnet.store.disk import BlobCache
 from subnet.store.presigned import BlobClient
 from subnet.timing import TIMEOUTS
+
+CONVICTED_STATUS = 4
+"""Exit status of a miner whose hotkey is convicted: to start it again is of no use before an appeal."""
 
 
 class MinerNode:
@@ -124,6 +128,7 @@ class MinerNode:
                 watcher.cancel()
                 status.cancel()
             await member.leave()
+            context.cache.clear()  # nobody audits a run that has finished
             logger.info("used {}", line(self._caps.report(memory_taken(device))))
             logger.info("run {} has finished; time by kind: {}", run, json.dumps(compute.time_by_kind()))
         finally:
@@ -269,5 +274,21 @@ async def _serve(settings: MinerSettings, signer: Signer, heartbeat: HeartbeatHa
 
 def run_miner(settings: MinerSettings, signer: Signer, heartbeat: HeartbeatHandle) -> int:
     """The whole process after start-up; returns its exit status."""
-    asyncio.run(_serve(settings, signer, heartbeat))
+    try:
+        asyncio.run(_serve(settings, signer, heartbeat))
+    except (Convicted, ExceptionGroup) as error:
+        convicted = conviction_in(error)
+        if convicted is None:
+            raise
+        logger.error("this hotkey is convicted: {}", convicted)
+        return CONVICTED_STATUS
     return 0
+
+
+def conviction_in(error: BaseException) -> Convicted | None:
+    """Why the process ended, if it was that and nothing else."""
+    if isinstance(error, Convicted):
+        return error
+    if isinstance(error, ExceptionGroup) and error.split(Convicted)[1] is None:
+        return conviction_in(error.exceptions[0])
+    return None
