@@ -86,7 +86,9 @@ CHEATS: dict[str, Cheat] = {
         slots=2,
     ),
     "inflated_maxima": Cheat("commits block maxima 8 times too large", f"{_MERGE}:inflated_maxima"),
-    "inflated_by_owner": Cheat("publishes block maxima 8 times too large", f"{_MERGE}:inflated_by_owner"),
+    "inflated_by_owner": Cheat(
+        "publishes block maxima 8 times too large", f"{_MERGE}:inflated_by_owner", caught_by="check"
+    ),
     "wrong_root": Cheat("reports another state root than its state has", f"{_MERGE}:wrong_root", caught_by="root"),
     "wrong_update": Cheat("all replicas of a stage update wrongly, and alike", f"{_MERGE}:wrong_update", slots=0),
     "refused_opening": Cheat("shows the auditor nothing", f"{_LINKS}:refused_opening", caught_by="evidence"),

@@ -16,7 +16,6 @@ from miner.reporter import Reporter
 from subnet.engine.stage_executor import StagePartial
 from subnet.engine.stage_merge import SliceEncoder, StageMerge
 from subnet.engine.stage_state import StageState
-from subnet.numerics.fingerprint import fingerprint
 from subnet.numerics.slices import integer_type
 from subnet.protocol.messages import UpdatedClaim
 from subnet.run.state import num_counted
@@ -178,11 +177,11 @@ def _tell_what_the_owner_has(liar: Liar, merge: StageMerge, owe: Fingerprint) ->
     for index in told:
         if open_merge.owners[index].hotkey not in liar.accomplices() or index not in slices:
             continue
-        num_items, (_, section) = len(entry.microbatches), merge.find(index)
+        num_items = len(entry.microbatches)
         data = off_by_one(merge, index, context.slices[slices[index]], num_items)
-        values = np.frombuffer(data, integer_type(section, num_items), merge.find(index)[0].num_elements)
-        width = merge._width(section, num_counted(work))
-        told[index] = fingerprint(values.astype(np.float32), bytes.fromhex(owe.seed), width, index)
+        told[index] = merge.slice_fingerprint(
+            index, data, num_items, bytes.fromhex(owe.seed), total_items=num_counted(work)
+        )
     context.local.fingerprints[key] = tuple(sorted(told.items()))
 
 

@@ -133,7 +133,7 @@ ITEM_CHEATS = [
     ("no_work", 1, {"backward", "loss", "slices", "fingerprints"}),
     ("wrong_loss", 1, {"loss"}),
     ("lying_partial", 0, {"slices", "fingerprints"}),
-    ("inflated_maxima", 1, {"slices"}),
+    ("inflated_maxima", 1, {"slices", "fingerprints"}),
     ("lying_fingerprint", 0, {"fingerprints"}),
     ("lying_owner", 0, {"merged"}),
     ("inflated_by_owner", 1, {"merged"}),
