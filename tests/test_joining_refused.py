@@ -14,7 +14,12 @@ from miner.node import CONVICTED_STATUS, conviction_in, run_miner
 from miner.settings import MinerSettings
 from subnet.errors import Refusal, Unreachable
 from subnet.protocol.messages import JoinAnswer
-from subnet.words import Cursor
+from subnet.run.audits import CaseState
+from subnet.run.state import new_state
+from subnet.words import Cursor, Member
+from validator import intake_audits
+from validator.decision import RunAppeal
+from validator.watch import Watch
 
 
 @pytest.fixture
@@ -140,3 +145,31 @@ def test_another_failure_beside_a_conviction_is_not_hidden(monkeypatch: pytest.M
     monkeypatch.setattr("miner.node._serve", serve)
     with pytest.raises(ExceptionGroup):
         run_miner(MinerSettings(), None, None)  # type: ignore[arg-type]
+
+
+# --- what the validator answers ----------------------------------------------------------------------------------
+
+
+def test_the_refusal_names_the_case_and_gives_a_time_only_while_an_appeal_runs() -> None:
+    state, watch = new_state(), Watch()
+    state.convicted.add("liar")
+    assert intake_audits.convicted(state, "liar", watch).retry_after is None, "a merge's trace has no case"
+    for number, hotkey, outcome in ((3, "liar", "convicted"), (7, "liar", "convicted"), (8, "other", "convicted")):
+        state.audits.cases[number] = CaseState(
+            hotkey=hotkey, member=Member(hotkey, 1, 1), coldkey="cold", step=5, stage=1, charge="partial",
+            bundle="bundle", digest="", sealed=True, branch=0, outcome=outcome,
+        )  # fmt: skip
+    refused = intake_audits.convicted(state, "liar", watch)
+    assert (refused.code, refused.retry_after) == ("convicted", None)
+    assert "case 7 (step 5, stage 1)" in refused.reason
+    for command in ("iota audit fetch 7", "iota audit replay", "iota audit appeal 7"):
+        assert command in refused.hint
+    watch.audits.appeals.append(8)
+    assert intake_audits.convicted(state, "liar", watch).retry_after is None, "that is somebody else's"
+    watch.audits.appeals.append(3)
+    assert intake_audits.convicted(state, "liar", watch).retry_after == intake_audits.APPEAL_RETRY_S
+    watch.audits.appeals.clear()
+    watch.started.add(RunAppeal(7))
+    running = intake_audits.convicted(state, "liar", watch)
+    assert running.retry_after == intake_audits.APPEAL_RETRY_S
+    assert "an appeal runs" in running.reason

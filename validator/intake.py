@@ -100,7 +100,7 @@ def admit_join(
     if state.finished is not None:
         return Refusal("run_finished", "the run is finished")
     if hotkey in state.convicted:
-        return Refusal("convicted", "this hotkey is convicted of a lie in this run")
+        return intake_audits.convicted(state, hotkey, watch)
     if hotkey in state.audits.quarantined:
         return intake_audits.quarantine(state, hotkey, policy)
     if boot_seen(state, hotkey, request.boot):

@@ -8,13 +8,16 @@ from subnet.errors import Refusal
 from subnet.protocol import messages as msg
 from subnet.run import events as ev
 from subnet.run import state as st
-from subnet.run.audit_parts import OpenAudit
+from subnet.run.audit_parts import CONVICTED, OpenAudit
 from subnet.run.state import Item, RunState
 from subnet.words import Member, Want
+from validator.decision import RunAppeal
 from validator.policy import Policy
 from validator.watch import Watch
 
 MIN_MISMATCHES = 4
+APPEAL_RETRY_S = 60.0
+"""A convicted hotkey whose appeal runs may ask to join again after this time."""
 _CHARGES = {"unopened": "evidence wasn't opened", "equivocation": "it signed two things about one boundary"}
 
 
@@ -119,3 +122,22 @@ def quarantine(state: RunState, hotkey: str, policy: Policy) -> Refusal:
         policy.audit.quarantine_retry_s,
         hint="wait: a third party is asked, then the case is closed; its bundle can be replayed with `iota audit replay`",
     )
+
+
+def convicted(state: RunState, hotkey: str, watch: Watch) -> Refusal:
+    """Out of the run; there is a time to ask again only while an appeal runs."""
+    cases = sorted(
+        number
+        for number, case in state.audits.cases.items()
+        if case.hotkey == hotkey and case.outcome == CONVICTED and case.upheld
+    )
+    if not cases:  # found out by a merge's trace
+        return Refusal("convicted", "this hotkey is convicted of a lie in this run")
+    number = cases[-1]
+    case, appealed = state.audits.cases[number], set(cases) & set(watch.audits.appeals)
+    runs = appealed or any(RunAppeal(one) in watch.started for one in cases)
+    where = f"case {number} (step {case.step}, stage {case.stage})"
+    hint = f"the evidence: `iota audit fetch {number} --out DIR`, `iota audit replay DIR`; "
+    if runs:
+        return Refusal("convicted", f"{where}: convicted; an appeal runs", APPEAL_RETRY_S, hint="wait for its outcome")
+    return Refusal("convicted", f"{where}: convicted", hint=f"{hint}`iota audit appeal {number}` has it done again")
