@@ -1,31 +1,61 @@
 """Two validators, one run, two seeds: how far the scores are apart that each finds by its own audits after 200 steps.
 
 The second follows the journal in the log store, redoes what its own seed draws and keeps its own scores; it knows nothing of the
-first one's database. Compared are the two score vectors over all miners: Spearman's rank correlation and the largest difference.
+first one's database. The miners are of two speeds, and one lies in some of its work, from a step behind its probation on.
+Compared are the two score vectors over all miners: Spearman's rank correlation and the largest difference.
 
     python -m benchmarks.two_validators            # 200 steps, keeps its part in benchmarks/out/two_validators
-    python -m benchmarks.two_validators --quick    # 6 steps
+    python -m benchmarks.two_validators --quick    # 4 steps, 3 honest miners
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.audit_facts import accused
 from benchmarks.audit_swarm import Plan, audited_config, default_audits, run_audited, scores_of
+from benchmarks.cheats import cheating
 from benchmarks.corpus import OUT
 from benchmarks.parts import Parts, finish, table
+from iota.entries import Before
+from iota.remote import Remote
 from iota.swarm import LocalSwarm, SwarmOptions
 from subnet.errors import IotaError
 from subnet.protocol.api import RunStatus
+from subnet.protocol.follow_api import FollowerStatus
+from subnet.timing import Deadline
 
 DIRECTORY = OUT / "two_validators"
-STAGES, MINERS, STEPS, QUICK_STEPS = 2, 8, 200, 6
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "two_validators.png"
+STAGES, MINERS, STEPS, QUICK_MINERS, QUICK_STEPS = 2, 8, 200, 3, 4
+SLOW, SLOW_S = (4, 5, 6), 0.02
+"""Miners whose every item takes so much longer."""
+LIAR, CHEAT, LYING_SHARE, LYING_FROM = 7, "scaled_gradient", 0.3, 60
 CORRELATION, DIFFERENCE = 0.9, 0.05
-LIMIT_S = 3600.0
+LIMIT_S, CATCH_UP_S, CALL_S = 1800.0, 240.0, 10.0
+
+
+def slow(seconds: float) -> None:
+    """For :class:`iota.entries.Before`: every item of this process takes longer."""
+    from subnet.engine.stage_executor import StageExecutor
+
+    def slower(original: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(self: StageExecutor, *arguments: Any, **named: Any) -> Any:
+            time.sleep(seconds)
+            return original(self, *arguments, **named)
+
+        return changed
+
+    for name in ("forward", "backward"):
+        setattr(StageExecutor, name, slower(getattr(StageExecutor, name)))
+
+
+# --- comparing -----------------------------------------------------------------------------------------------------
 
 
 def ranks(values: Sequence[float]) -> list[float]:
@@ -54,47 +84,6 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float:
     return over / under
 
 
-class Follower:
-    """The second validator, started once the run has begun; its scores as they were last seen, by step."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.scores: dict[str, float] = {}
-        self.why = "never asked"
-
-    def __call__(self, swarm: LocalSwarm, status: RunStatus) -> None:
-        if not self.url:
-            if status.summary.step >= 1:
-                self.url = swarm.start_follower()
-            return
-        try:
-            self.scores = scores_of(self.url) or self.scores
-        except IotaError as error:
-            self.why = str(error)
-
-
-class Leading:
-    """A swarm's statuses, with the leader's scores of the same moment beside the follower's."""
-
-    def __init__(self) -> None:
-        self.follower = Follower()
-        self.leader: dict[str, float] = {}
-
-    def __call__(self, swarm: LocalSwarm, status: RunStatus) -> None:
-        self.follower(swarm, status)
-        if self.follower.scores:
-            self.leader = scores_of(swarm.validator_url)
-
-
-def run(steps: int) -> dict[str, Any]:
-    both = Leading()
-    options = SwarmOptions(measure_costs=False, device="cpu", spare_validators=1)
-    config = audited_config("two_validators", default_audits(), stages=STAGES, steps=steps)
-    plan = Plan(config, MINERS, during=both, options=options, limit_s=LIMIT_S)
-    made = run_audited(DIRECTORY / "swarm", plan)
-    return {**made, "leader": both.leader, "follower": both.follower.scores, "follower_why": both.follower.why}
-
-
 def compare(leader: dict[str, float], follower: dict[str, float]) -> dict[str, float]:
     hotkeys = sorted({*leader, *follower})
     first, second = ([scores.get(hotkey, 0.0) for hotkey in hotkeys] for scores in (leader, follower))
@@ -104,22 +93,154 @@ def compare(leader: dict[str, float], follower: dict[str, float]) -> dict[str, f
     }
 
 
+# --- the swarm -----------------------------------------------------------------------------------------------------
+
+
+class TwoValidators(LocalSwarm):
+    """``found``: both score vectors and what the follower did, taken once the run is over and the follower is done with it."""
+
+    found: dict[str, Any]
+    follower_url = ""
+
+    def begin_following(self) -> None:
+        if not self.follower_url:
+            self.follower_url = self.start_follower()
+
+    def final_root(self) -> str:
+        root = super().final_root()
+        status = self._caught_up()
+        found = {"leader": scores_of(self.validator_url), "follower": scores_of(self.follower_url)}
+        TwoValidators.found = {
+            **found,
+            **_told(status),
+            "same_root": status is not None and status.summary.root == root,
+        }
+        return root
+
+    def _caught_up(self) -> FollowerStatus | None:
+        """What the follower says once it has nothing left to redo, or at the end of the wait."""
+        deadline, status = Deadline.after(CATCH_UP_S), None
+        while not deadline.expired:
+            try:
+                status = Remote(self.follower_url).status(Deadline.after(CALL_S))
+            except IotaError:
+                status = None  # it doesn't follow the run yet
+            followed = status if isinstance(status, FollowerStatus) and status.summary.state == "finished" else None
+            if followed is not None and not any(view.to_redo for view in followed.followed):
+                return followed
+            time.sleep(0.5)
+        return status if isinstance(status, FollowerStatus) else None
+
+
+def _told(status: FollowerStatus | None) -> dict[str, Any]:
+    if status is None:
+        return {"own_audits": {}, "breaches": {}, "verdicts": 0, "confirmed": 0, "to_redo": None}
+    return {
+        "own_audits": status.own_audits,
+        "breaches": status.num_breaches,
+        "verdicts": len(status.verdicts),
+        "confirmed": sum(verdict.confirmed for verdict in status.verdicts),
+        "to_redo": sum(view.to_redo for view in status.followed),
+    }
+
+
+def run(steps: int, miners: int) -> dict[str, Any]:
+    """The facts of one run with a follower from its first step on."""
+
+    def during(swarm: LocalSwarm, status: RunStatus) -> None:
+        assert isinstance(swarm, TwoValidators)
+        swarm.begin_following()
+
+    notes = DIRECTORY / "lies"
+    before = {number: Before("benchmarks.two_validators:slow", {"seconds": SLOW_S}) for number in SLOW}
+    if miners > LIAR:
+        before[LIAR] = cheating(CHEAT, notes, share=LYING_SHARE, from_step=LYING_FROM)
+    before = {number: what for number, what in before.items() if number < miners}
+    plan = Plan(
+        audited_config("two_validators", default_audits(), stages=STAGES, steps=steps),
+        miners,
+        before=before,
+        notes=notes,
+        during=during,
+        swarm_class=TwoValidators,
+        limit_s=LIMIT_S,
+        options=SwarmOptions(measure_costs=False, device="cpu", spare_validators=1),
+    )
+    TwoValidators.found = {"leader": {}, "follower": {}, **_told(None), "same_root": False}
+    made = run_audited(DIRECTORY / "swarm", plan)
+    return {**made, **TwoValidators.found}
+
+
+# --- what is shown -------------------------------------------------------------------------------------------------
+
+
+def kind_of(made: dict[str, Any], number: int) -> str:
+    if made["hotkeys"][str(number)] in made["liars"]:
+        return f"lies in {LYING_SHARE:.0%} from step {LYING_FROM}"
+    return "slow" if number in SLOW else "fast"
+
+
+def rows_of(made: dict[str, Any]) -> list[list[Any]]:
+    """Number, kind and both scores of each miner."""
+    return [
+        [int(number), kind_of(made, int(number)), made["leader"].get(hotkey, 0.0), made["follower"].get(hotkey, 0.0)]
+        for number, hotkey in sorted(made["hotkeys"].items(), key=lambda pair: int(pair[0]))
+    ]
+
+
+def draw(made: dict[str, Any], found: dict[str, float], steps: int, path: Path) -> None:
+    """Both vectors as bars, a pair for each miner."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = rows_of(made)
+    figure, axes = pyplot.subplots(figsize=(8, 4))
+    for shift, column, label in ((-0.2, 2, "leads"), (0.2, 3, "follows, own seed")):
+        axes.bar([row[0] + shift for row in rows], [row[column] for row in rows], 0.4, label=f"validator that {label}")
+    axes.set_xticks(
+        [row[0] for row in rows], [f"miner {row[0]}\n{row[1].replace(' from', chr(10) + 'from')}" for row in rows]
+    )
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_ylabel("score (share of all)")
+    axes.set_title(
+        f"after {steps} steps: rank correlation {found['correlation']:.3f}, "
+        f"largest difference {found['largest_difference']:.4f}",
+        fontsize=10,
+    )
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.two_validators", description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--again", action="store_true", help="forget finished parts")
     options = parser.parse_args(arguments)
-    steps = QUICK_STEPS if options.quick else STEPS
+    steps, miners = (QUICK_STEPS, QUICK_MINERS) if options.quick else (STEPS, MINERS)
     parts = Parts(DIRECTORY, again=options.again or options.quick)
-    made = parts.part(f"run-{steps}", lambda: run(steps), lambda found: f"{found['seconds']:.0f} s {found['why']}")
+    made = parts.part(f"run-{steps}", lambda: run(steps, miners), lambda said: f"{said['seconds']:.0f} s {said['why']}")
     found = compare(made["leader"], made["follower"])
-    rows = [[hotkey[:8], made["leader"].get(hotkey), made["follower"].get(hotkey)] for hotkey in sorted(made["leader"])]
-    print(table(["miner", "leader's score", "follower's score"], rows))
-    figures = {**found, "steps": steps, "miners": len(made["follower"]), "accused": sorted(accused(made))}
-    limits = {"correlation": CORRELATION, "largest_difference": DIFFERENCE}
+    print(table(["miner", "kind", "leader's score", "follower's score"], rows_of(made)))
+    draw(made, found, steps, DIRECTORY / "quick.png" if options.quick else PICTURE)
+    innocent = sorted(accused(made) - set(made["liars"]))
+    figures = {
+        **found,
+        "steps": steps,
+        "miners": len(made["follower"]),
+        "seconds": made["seconds"],
+        "why": made["why"],
+        "innocent_accused": innocent,
+        **{name: made[name] for name in ("own_audits", "breaches", "verdicts", "confirmed", "to_redo", "same_root")},
+    }
+    limits = {"correlation": CORRELATION, "largest_difference": DIFFERENCE, "innocent_accused": [], "breaches": {}}
     close = found["largest_difference"] <= DIFFERENCE and (options.quick or found["correlation"] >= CORRELATION)
-    ok = made["finished"] and bool(made["follower"]) and close and not figures["accused"]
-    return finish("two_validators", figures, limits, bool(ok))
+    whole = made["finished"] and bool(made["follower"]) and made["same_root"] and not made["own_audits"].get("refused")
+    return finish("two_validators", figures, limits, bool(close and whole and not innocent and not made["breaches"]))
 
 
 if __name__ == "__main__":
