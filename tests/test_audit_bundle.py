@@ -324,7 +324,9 @@ def test_the_command_names_a_lie_and_exits_1(bundle: Path, capsys: pytest.Captur
     assert main(["audit", "replay", str(bundle), "--json"]) == 1
     said = capsys.readouterr()
     assert "t1/m0/s0: output claimed as" in said.err
-    assert msgspec.json.decode(said.out)["partials"][0][4]
+    report = msgspec.json.decode(said.out)
+    assert (report["verdict"], len(report["wrong"])) == ("wrong", 1)
+    assert report["partials"][0]["wrong"] == [report["wrong"][0].removeprefix(f"{report['partials'][0]['member']}: ")]
 
 
 def test_the_command_refuses_what_is_no_bundle_with_2(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

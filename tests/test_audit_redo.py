@@ -137,8 +137,10 @@ def test_a_false_root_after_the_update_is_found(run: LiveRun) -> None:
     findings = replay(run, lied)
     assert [version for version, _ in findings.wrong_roots] == [2]
     assert untrusted_state(lied, findings) is None
-    on_the_way = edit_log(case, 1, root=other_hash("r"))
-    assert untrusted_state(on_the_way, replay(run, on_the_way)) is not None
+    on_the_way = edit_log(
+        case, 1, root=other_hash("r")
+    )  # the log leads to one state: who computed from another is wrong
+    assert untrusted_state(on_the_way, replay(run, on_the_way)) is None
 
 
 def test_a_false_fingerprint_is_found_and_a_missing_one_too(run: LiveRun) -> None:
@@ -368,6 +370,10 @@ def unsound(run: LiveRun) -> dict[str, Case]:
         "cuts": replace(case, planned=replace(case.planned, groups=case.planned.groups[:1])),
         "shape": replace(case, planned=replace(case.planned, unit_tensors=_huge(case))),
         "class": replace(case, hardware_class=("a",)),
+        "skipped twice": replace(case, skipped=(0, 0), merge=None, update=None),
+        "skipped nowhere": replace(case, skipped=(99,), merge=None, update=None),
+        "skipped and done": replace(case, skipped=(0,), merge=None, update=None),
+        "too many": replace(case, merge=replace(case.merge, total_items=4), skipped=(3,)),
     }
 
 

@@ -215,10 +215,10 @@ def _write_file(path: Path, data: Buffer) -> None:
 
 
 class Bundle:
-    """A bundle as it lies on disk; ``case`` has passed :func:`~subnet.audit.check.check_case`."""
+    """A bundle as it lies on disk; ``case`` has passed :func:`~subnet.audit.check.check_case`. ``name``: hash of its file."""
 
-    def __init__(self, directory: Path, case: Case) -> None:
-        self.directory, self.case = directory, case
+    def __init__(self, directory: Path, case: Case, name: str) -> None:
+        self.directory, self.case, self.name = directory, case, name
         self.plan = plan_of(case.planned)
         self.read_bytes = 0
         self._sizes: dict[str, int] = {}
@@ -289,7 +289,7 @@ def open_bundle(directory: Path) -> Bundle:
     data = _read_file(path, LIMIT_CASE_BYTES, str(path))
     case = decode_case(data)
     check_case(case)
-    return Bundle(directory, case)
+    return Bundle(directory, case, wire.blob_hash(data))
 
 
 def read_bundle(directory: Path) -> Bundle:

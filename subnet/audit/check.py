@@ -77,8 +77,11 @@ def can_update(case: Case) -> bool:
 
 
 def untrusted_state(case: Case, findings: Findings) -> str | None:
-    """Why the findings say nothing of who was right: the state that the work was redone from isn't the agreed one."""
-    before = [why for version, why in findings.wrong_roots if version <= needed_version(case)]
+    """Why the findings say nothing of who was right: the snapshot that the replay began from isn't the agreed state.
+
+    Behind it the log leads to one state: whoever computed from another is wrong, however many agreed on its root.
+    """
+    before = [why for version, why in findings.wrong_roots if version <= case.state.version]
     return before[0] if before else None
 
 
@@ -97,6 +100,7 @@ def check_case(case: Case) -> ModelPlan:
     for partial in case.partials:
         _check_partial(case, plan, partial, own)
     _distinct([m for partial in case.partials for m in partial.commitment.microbatches], "microbatches of the partials")
+    _check_skipped(case, plan)
     if case.merge is not None:
         _check_merge(case, plan, case.merge, own)
     if case.update is not None:
@@ -149,6 +153,14 @@ def _check_partial(case: Case, plan: ModelPlan, partial: PartialCase, own: Seque
     _require({index for index, _ in partial.fingerprints} <= {*own}, f"{who}: fingerprints of other partitions")
 
 
+def _check_skipped(case: Case, plan: ModelPlan) -> None:
+    count = plan.config.pipeline.microbatches
+    _distinct(case.skipped, "skipped microbatches")
+    _require(all(0 <= m < count for m in case.skipped), f"a skipped microbatch outside of [0, {count})")
+    done = {m for partial in case.partials for m in partial.commitment.microbatches}
+    _require(not done & set(case.skipped), "a microbatch is in a partial, and skipped")
+
+
 def _check_ends(value: str, is_end: bool, what: str) -> None:
     _require(not value if is_end else is_blob_hash(value), f"{what} is {'named' if is_end else 'no hash'}")
 
@@ -168,6 +180,8 @@ def _check_merge(case: Case, plan: ModelPlan, merge: MergeCase, own: Sequence[in
         squares_ok = 0 < len(one.squares) <= MAX_SQUARES_DIGITS and _is_hex(one.squares)
         _require(squares_ok and one.size_bytes >= 0, f"{what}: squares or size are no numbers")
     summed = sum(len(partial.items) for partial in case.partials)
+    counted = plan.config.pipeline.microbatches - len(case.skipped)
+    _require(merge.total_items == counted, f"{merge.total_items} microbatches in the merge, {counted} aren't skipped")
     within = summed == merge.total_items if merge.whole else summed <= merge.total_items
     _require(within, f"{summed} microbatches in the partials, {merge.total_items} in the merge")
 
