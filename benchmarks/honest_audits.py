@@ -18,6 +18,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,13 +28,14 @@ from benchmarks.audit_swarm import SMALL, Plan, audited_config, default_audits, 
 from benchmarks.cheats import cheating
 from benchmarks.corpus import OUT
 from benchmarks.liars import DIRECTORY as LIARS
-from benchmarks.parts import Parts, finish, table
+from benchmarks.parts import Parts, finish, table, write_section
 from iota.swarm import LocalSwarm, SwarmOptions
 from subnet.protocol.api import RunStatus
 from subnet.run.config import AuditSection, RunConfig
 from subnet.timing import Deadline, seeded
 
 DIRECTORY = OUT / "honest_audits"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "security.md"
 STAGES, MINERS, STEPS, COST_STEPS, COST_MICROBATCHES = 3, 12, 70, 80, 16
 AUDITS, COST_SHARE, LIMIT_S = 10_000, 0.03, 1800.0
 FROM_LIARS = ("all-*-100", "honest-all-*-100")
@@ -236,6 +238,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.honest_audits", description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--again", action="store_true", help="forget finished parts")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/security.md")
     parser.add_argument("--only", nargs="+", choices=[*RUNS, "costs"])
     options = parser.parse_args(arguments)
     parts = Parts(DIRECTORY, again=options.again or options.quick)
@@ -257,7 +260,10 @@ def main(arguments: list[str]) -> int:
         if "costs" in chosen
         else {}
     )
-    print(shown(reports))
+    text = shown(reports) + (f"\n\n{shown_costs(costs)}" if costs else "")
+    print(text)
+    if options.write:
+        write_section(PAGE, "honest_audits", text)
     audits, innocent = sum(one["audits"] for one in reports), sum(len(one["innocent"]) for one in reports)
     figures = {"audits": audits, "innocent_accused": innocent, "runs": reports, "costs": costs}
     limits = {"audits": AUDITS, "innocent_accused": 0, "compute_share": COST_SHARE}
@@ -303,6 +309,22 @@ def shown(reports: Sequence[dict[str, Any]]) -> str:
         for one in reports
     ]
     return table(head, rows)
+
+
+def shown_costs(costs: dict[str, Any]) -> str:
+    """What audits at the default rate have cost, as a sentence for each."""
+    after, whole, state = (100 * costs[key] for key in ("compute_share", "compute_share_in_all", "state_share"))
+    return "\n".join(
+        [
+            f"- Compute at the default rate, after probation: {after:.2f} % of the network's (of it {state:.2f} for bringing a stage"
+            f" to a step's state); with everybody's probation, in {COST_STEPS} steps: {whole:.1f} %.",
+            f"- {costs['items_redone']} of {costs['items']} items redone; one costs {costs['redone_item_over_item']:.2f} times"
+            " what it cost first.",
+            f"- Evidence put into the store: {costs['evidence_bytes'] / 1e6:.2f} MB, {100 * costs['evidence_share']:.2f} % of the"
+            f" {costs['boundary_bytes'] / 1e6:.0f} MB of boundaries that members sent each other; read by the auditor, state and"
+            f" log included: {costs['read_bytes'] / 1e6:.1f} MB.",
+        ]
+    )
 
 
 if __name__ == "__main__":

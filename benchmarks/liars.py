@@ -25,12 +25,13 @@ from benchmarks.audit_facts import CONVICTED, accused, convictions
 from benchmarks.audit_swarm import Plan, audited_config, default_audits, reference_end, run_audited, share_of_honest
 from benchmarks.cheats import cheating
 from benchmarks.corpus import OUT
-from benchmarks.parts import Parts, finish, table
+from benchmarks.parts import Parts, finish, table, write_section
 from iota.swarm import LocalSwarm
 from subnet.protocol.api import RunStatus
 from subnet.run.config import AuditSection, RunConfig
 
 DIRECTORY = OUT / "liars"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "security.md"
 SEEDS = tuple(range(1, 11))
 GUILTY = ("liar",)
 """Why who is gone is out for good; what else is a conviction is the end of a case."""
@@ -196,6 +197,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.liars", description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--again", action="store_true", help="forget finished parts")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/security.md")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--mode", choices=["all", "rewind"])
     options = parser.parse_args(arguments)
@@ -211,7 +213,10 @@ def main(arguments: list[str]) -> int:
                 honest = _honest(parts, mode, audit, size, options.quick)
                 made = parts.part(f"{mode}-{seed}{mark}", lambda a=audit, s=seed: run_liars(a, size, s), _said)
                 reports.append({"seed": seed, "mode": mode, **report(made, clean, honest)})
-    print(shown(reports))
+    text = shown(reports)
+    print(text)
+    if options.write:
+        write_section(PAGE, "liars", text)
     bad = [f"{one['mode']} {one['seed']}" for one in reports if not is_ok(one)]
     rewound = [one for one in reports if one["mode"] == "rewind"]
     figures = {
