@@ -316,8 +316,8 @@ def shown_costs(costs: dict[str, Any]) -> str:
     after, whole, state = (100 * costs[key] for key in ("compute_share", "compute_share_in_all", "state_share"))
     return "\n".join(
         [
-            f"- Compute at the default rate, after probation: {after:.2f} % of the network's (of it {state:.2f} for bringing a stage"
-            f" to a step's state); with everybody's probation, in {COST_STEPS} steps: {whole:.1f} %.",
+            f"- Compute at the default rate, after probation: {after:.2f} % of the network's (of it {state:.2f} for bringing a"
+            f" stage to a step's state); with everybody's probation, in {COST_STEPS} steps: {whole:.1f} %.",
             f"- {costs['items_redone']} of {costs['items']} items redone; one costs {costs['redone_item_over_item']:.2f} times"
             " what it cost first.",
             f"- Evidence put into the store: {costs['evidence_bytes'] / 1e6:.2f} MB, {100 * costs['evidence_share']:.2f} % of the"
