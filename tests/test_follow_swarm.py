@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,10 @@ def test_a_follower_checks_audits_scores_and_sets_weights(tmp_path: Path) -> Non
     options = SwarmOptions(device="cpu", measure_costs=False, start_s=START_S, spare_miners=0, spare_validators=1)
     with LocalSwarm(tmp_path / "swarm", config, 2, options) as swarm:
         url = swarm.start_follower()
+        began = until("waiting for the follower", Deadline.after(RUN_S), lambda: get(url, "/v1/status", FollowerStatus))
+        swarm.kill("validator-1")
+        assert swarm.wait_end("validator-1", Deadline.after(30)) == -signal.SIGKILL
+        assert swarm.start_follower() == url
         root = swarm.wait_finished(Deadline.after(RUN_S))
 
         def caught_up() -> FollowerStatus | None:
@@ -70,6 +75,7 @@ def test_a_follower_checks_audits_scores_and_sets_weights(tmp_path: Path) -> Non
 
         status = until("waiting for the follower", Deadline.after(RUN_S), caught_up)
         assert status.role == "follower"
+        assert status.journal_length > began.journal_length
         assert status.summary.root == root
         assert status.breaches == ()
         assert status.distrusted == ()
