@@ -16,6 +16,7 @@ from schedule_nodes import Coordinator
 from miner.local_view import BoundaryKey
 from miner.owes import Commit, Compute, Fingerprint, MakeSnapshot, Reduce, RunWitness, StoreEvidence
 from miner.ways import receipted_hash
+from subnet.audit import build
 from subnet.errors import NotFound
 from subnet.protocol import messages as msg
 from subnet.run import apply as folding
@@ -44,10 +45,12 @@ AUDIT_LIES = [
     "witness",
     "owner",
     "fp",
+    "fickle",
+    "forgets",
 ]
 """Wrong sums, outputs and losses with consistent fingerprints; an owner that covers its lie with its own fingerprint; a
 state that isn't updated; evidence refused; something else sent than receipted; a receipt of what was never made; false
-claims of that; false witness; and two that a trace finds."""
+claims of that; false witness; two that a trace finds; another output each time; evidence that is said to be lost."""
 
 AUDIT_POLICY = AuditPolicy(
     evidence_s=3,
@@ -84,6 +87,7 @@ class AuditCoordinator(Coordinator):
 
     def tick(self, late: bool = False) -> None:
         known = self.watch.audits
+        known.proves = self._proves
         known.block = int(self.now)
         for closed in self.state.audits.windows.values():
             if closed.block <= known.block:
@@ -92,6 +96,11 @@ class AuditCoordinator(Coordinator):
             for entry in list(self.auditing):
                 self._redo(*entry)
         super().tick(late)
+
+    def _proves(self, state: st.RunState, made: st.Item, maker_stage: int, claim: msg.MismatchClaim) -> bool:
+        key = BoundaryKey(claim.step, claim.microbatch, maker_stage, claim.backward)
+        signed = (made.member, key, claim.generation, claim.used) in self.sim.signed
+        return bool(claim.signature) and claim.generation == made.generation and signed
 
     def _carry_out(self, what: ev.AnyEvent | deciding.Action) -> None:
         if isinstance(what, RunAudit):
@@ -153,6 +162,8 @@ class AuditMiner(Miner):
         match owe:
             case StoreEvidence() if self.lie == "refuse":
                 return
+            case StoreEvidence() if self.lie == "forgets":
+                self.local.kept.pop(owe.key, None)
             case RunWitness() if owe.bundle in self.sim.store and self.reads:
                 self.local.witnessed[owe.case] = self._witness(owe.bundle)
             case MakeSnapshot() if self.lie == "stale":
@@ -161,9 +172,13 @@ class AuditMiner(Miner):
                 super().do(me, owe)
 
     def _witness(self, bundle: str) -> str:
-        if self.lie == "witness":
-            return toy.name(("garbage", bundle))
-        return audit_toy.redo(self.sim.store[bundle], self.sim.store).digest
+        """False witness says that its friend's work is right, or anything, or nothing."""
+        case = self.sim.store[bundle]
+        if self.lie is None or not (self.lie == "witness" or self.sim.ring):
+            return audit_toy.redo(case, self.sim.store).digest
+        claimed = build.claimed_digest(case, case.partials[0].member) or ""
+        kind = toy.h("kind", bundle, self.hotkey) % 4
+        return toy.name(("garbage", bundle)) if kind == 0 else "" if kind == 1 else claimed
 
     def report(self, me: Member, claim: msg.AnyClaim) -> None:
         if isinstance(claim, msg.NotHeldClaim) and self.lie == "refuse":
@@ -181,15 +196,13 @@ class AuditMiner(Miner):
         super().compute(me, owe, w)
         key = BoundaryKey(owe.step, owe.microbatch, owe.stage, owe.backward)
         if self.lies(owe.step, "false") and key in self.values and owe.generation is not None:
-            self.local.boundaries[key] = self.local.kept[key] = self.local.produced[key] = toy.name(("nothing", key))
+            self.local.boundaries[key] = self.local.kept[key] = toy.name(("nothing", key))
         training = owe.microbatch < st.num_microbatches(self.state)
         lie = "bwd" if owe.backward else "fwd"
-        if training and self.lies(owe.step, lie) and key in self.values and key in self.local.made_from:
-            value = toy.h("lie", owe.step, owe.microbatch, owe.stage)
-            self.values[key] = value
+        if training and self.lies(owe.step, lie, "fickle") and key in self.values and key in self.local.made_from:
+            turn = owe.generation if self.lie == "fickle" else 0
+            self.values[key] = value = toy.h("lie", owe.step, owe.microbatch, owe.stage, turn)
             self.local.boundaries[key] = self.local.kept[key] = toy.name(value)
-            if owe.generation is not None:
-                self.local.produced[key] = toy.name(value)
 
     def give_boundary(self, to: Miner, key: BoundaryKey) -> None:
         work = st.work_at(self.state, key.step)

@@ -9,6 +9,7 @@ every liar was convicted. ``probation``: without a way back nothing is said of t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -36,6 +37,10 @@ class AuditSim(Sim):
     ) -> None:
         self.mode, self.num_liars = mode, num_liars
         self.shares: dict[str, tuple[int, float]] = {}
+        self.families: dict[str, str] = {}
+        """Coldkeys of hotkeys that share one."""
+        self.ring = False
+        """Whether liars bear false witness for each other."""
         self.tainted_steps: set[int] = set()
         super().__init__(seed, lie=lie, **options)
 
@@ -56,6 +61,10 @@ class AuditSim(Sim):
         most = self.num_liars if self.num_liars is not None else rng.choice([0, 1, 1, 2, 2, 3])
         chosen = rng.sample(hotkeys, min(most, count - 1))
         self.liars = {hotkey: lie or rng.choice(AUDIT_LIES) for hotkey in chosen}
+        self.ring = rng.random() < 0.4
+        families = [f"hot{i}" for i in range(self.max_members)]
+        self.families = {hotkey: f"family{rng.randrange(2)}" for hotkey in families if rng.random() < 0.25}
+        self.families |= {hotkey: "liars" for hotkey in chosen if rng.random() < 0.5}
         first = [0, 2, 3] if self.mode == "rewind" else [-1, -1, 0, 2]
         self.shares = {hotkey: (rng.choice(first), rng.choice([1.0, 1.0, 0.5])) for hotkey in chosen}
         return count
@@ -75,6 +84,9 @@ class AuditSim(Sim):
             open_windows=behind,
             horizon_steps=rng.choice([4, 64]),
         )
+
+    def coldkey_of(self, hotkey: str) -> str:
+        return self.families.get(hotkey, super().coldkey_of(hotkey))
 
     def lies_at(self, hotkey: str, step: int) -> bool:
         first, share = self.shares[hotkey]
@@ -117,8 +129,8 @@ class AuditSim(Sim):
 
         state = coordinator.state
         match event:
-            case ev.Gone() if event.why in ("accused", "liar"):
-                guard(event.member.hotkey, "is out")
+            case ev.Gone() if event.why in ("accused", "liar", "contradicts"):
+                guard(event.member.hotkey, f"is out: {event.why}")
             case ev.CaseOpened():
                 guard(event.hotkey, f"stands accused: {event.charge}")
                 self.counts[f"case {event.charge}"] += 1
@@ -129,6 +141,7 @@ class AuditSim(Sim):
                 self.counts["failed"] += len(event.failed)
                 self.counts["undecided"] += len(event.undecided)
                 self.counts["unopened"] += len(event.unopened)
+                self.counts["lost"] += len(event.lost)
             case ev.CaseClosed():
                 self.counts[event.outcome] += 1
             case ev.StepPlanned() if au.windows_behind(state, event.step) > au.config(state).audit.open_windows:
@@ -203,12 +216,14 @@ class AuditSim(Sim):
         return self
 
 
-def run_many(seeds: range, **options: Any) -> tuple[Counter[str], dict[str, int]]:
+def run_many(
+    seeds: Iterable[int], make: type[AuditSim] = AuditSim, **options: Any
+) -> tuple[Counter[str], dict[str, int]]:
     """Outcomes of many schedules, and the first seed of each kind of failure."""
     outcomes: Counter[str] = Counter()
     examples: dict[str, int] = {}
     for seed in seeds:
-        sim = AuditSim(seed, **options)
+        sim = make(seed, **options)
         try:
             sim.run()
             outcomes["ok"] += 1
@@ -226,12 +241,22 @@ SHOWN = ("AuditOpened", "CaseOpened", "Rewound", "WindowAudited", "WitnessAsked"
 
 
 if __name__ == "__main__":
-    import sys
+    import argparse
     import time
 
-    started, more = time.perf_counter(), sys.argv[3:]
-    mode, lie, profile = (*more, *[""] * (3 - len(more)))[:3]
-    delay = int((more[3:] or ["0"])[0])
-    seeds = range(int(sys.argv[1]), int(sys.argv[2]))
-    print(*run_many(seeds, mode=mode or "all", lie=lie, profile=profile, delay=delay), sep="\n")
-    print(f"{time.perf_counter() - started:.1f} s")
+    from audit_store import AuditStoreSim
+
+    parser = argparse.ArgumentParser(description="Run audit schedules FIRST to LAST - 1 and count their outcomes.")
+    parser.add_argument("first", type=int)
+    parser.add_argument("last", type=int)
+    parser.add_argument("--mode", default="all", choices=MODES)
+    parser.add_argument("--lie", default="", choices=["", *AUDIT_LIES])
+    parser.add_argument("--profile", default="")
+    parser.add_argument("--delay", type=int, default=0)
+    parser.add_argument("--store", default="", choices=["", "all", "mixed"])
+    args, started = parser.parse_args(), time.process_time()
+    options: dict[str, Any] = {"mixed": True} if args.store == "mixed" else {}
+    kind = AuditStoreSim if args.store else AuditSim
+    seeds = range(args.first, args.last)
+    found = run_many(seeds, kind, mode=args.mode, lie=args.lie, profile=args.profile, delay=args.delay, **options)
+    print(*found, f"{time.process_time() - started:.1f} s of CPU", sep="\n")

@@ -9,7 +9,7 @@ from schedule_merging import Merging
 from schedule_nodes import Bad
 
 from miner import owed as owing
-from miner.local_view import BoundaryKey, LocalView, MadeFrom, StoredLocally
+from miner.local_view import BoundaryKey, LocalView, MadeFrom, Sent, StoredLocally
 from miner.owed_ahead import owed_ahead
 from miner.owes import (
     ApplySeal,
@@ -99,6 +99,7 @@ class Miner(Merging):
             whole = toy.name(value) == frame.hash
             if whole and self.me is not None and owing.accepts_boundary(self.state, self.me, frame):
                 self.have(key, value)
+                self.local.sent_to_me[key] = Sent(frame.hash, frame.generation, frame.signature)
         elif kind == "need":
             key = args[0]
             if key in self.values and self.lie != "mute":
@@ -116,6 +117,9 @@ class Miner(Merging):
         self.boot, self.me = self.sim.unique(), None
         self.local.new_incarnation()
         self.local.jobs.clear()
+        for key in [key for key in self.local.boundaries if key not in self.local.made_from]:
+            for held in (self.local.boundaries, self.local.kept, self.local.sent_to_me, self.values):
+                held.pop(key, None)  # it may serve another stage: what it was given isn't what it makes
         self.sums, self.own_slices, self.slices, self.running, self.claimed = {}, {}, {}, {}, set()
 
     def rewind(self, step: int) -> None:
@@ -133,6 +137,10 @@ class Miner(Merging):
         if self.me is None:
             return
         value = self.values[key]
+        found = st.item(self.state, key.step, key.microbatch, key.stage)
+        generation = found.generation if found else 0
+        if found is not None and found.member == self.me:
+            self.local.bind(key, generation)
         frame = msg.BoundaryFrame(
             run="toy",
             step=key.step,
@@ -140,9 +148,11 @@ class Miner(Merging):
             stage=key.stage,
             backward=key.backward,
             sender=self.me,
-            generation=0,
+            generation=generation,
             hash=toy.name(value),
+            signature=b"signed",
         )
+        self.sim.signed.add((self.me, key, generation, frame.hash))
         self.sim.send(to, self, "boundary", frame, value)
 
     def give_slice(self, to: Miner, value: str) -> None:
@@ -236,16 +246,8 @@ class Miner(Merging):
             return
         self.claimed.add(claim)
         if isinstance(claim, msg.ForwardReceipt | msg.BackwardReceipt):
-            self.receipted(claim)
+            self.local.note_receipt(claim)
         self.sim.send(self.coordinator, self, "claim", me, claim)
-
-    def receipted(self, claim: msg.ForwardReceipt | msg.BackwardReceipt) -> None:
-        """What is said to be made has to be opened when an audit asks for it, whenever it was made."""
-        backward = isinstance(claim, msg.BackwardReceipt)
-        if claim.output:
-            self.local.produced[BoundaryKey(claim.step, claim.microbatch, claim.stage, backward)] = claim.output
-        if backward and claim.forward:
-            self.local.produced[BoundaryKey(claim.step, claim.microbatch, claim.stage, False)] = claim.forward
 
     def refuse(self, owe: Refuse) -> None:
         """Cancels a job that hasn't added; one that runs on must not add any more."""
@@ -297,7 +299,6 @@ class Miner(Merging):
                 self.local.evaluated.add((step, m))
             else:
                 self.have(BoundaryKey(step, m, stage, False), toy.forward(w, x, stage))
-                self.made(owe, BoundaryKey(step, m, stage, False))
             return
         g = toy.loss_gradient(w, x) if last else self.values.get(BoundaryKey(step, m, stage + 1, True))
         if g is None:
@@ -307,17 +308,12 @@ class Miner(Merging):
         gradient = "" if last else self.local.boundaries.get(BoundaryKey(step, m, stage + 1, True), "")
         self.local.made_from[BoundaryKey(step, m, stage, True)] = MadeFrom(used, gradient, owe.generation or 0)
         self.have(BoundaryKey(step, m, stage, True), toy.backward(w, x, g, stage))
-        self.made(owe, BoundaryKey(step, m, stage, True))
         if owing.may_add(self.state, me, self.local, owe):
             sums = self.sums.setdefault((step, owe.epoch), {})
             for p in st.partitions_of(self.state, st.group_of(self.state, stage), stage):
                 sums[p] = toy.accumulate(step, sums.get(p), toy.gradient(w, x, g, stage, p))
             assert owe.generation is not None
             self.local.added[step, m, owe.epoch] = owe.generation
-
-    def made(self, owe: Compute, key: BoundaryKey) -> None:
-        if owe.generation is not None:
-            self.local.produced[key] = self.local.boundaries[key]
 
     def restore(self, owe: Restore) -> None:
         if owe.whole:

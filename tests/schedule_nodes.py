@@ -185,7 +185,9 @@ class Coordinator:
 
     def _hello(self, source: Miner, request: msg.JoinRequest) -> None:
         hotkey = source.hotkey
-        joined = intake.admit_join(self.state, request, hotkey, f"cold{hotkey}", self.now, self.watch, self.policy)
+        joined = intake.admit_join(
+            self.state, request, hotkey, self.sim.coldkey_of(hotkey), self.now, self.watch, self.policy
+        )
         if not isinstance(joined, Refusal):
             self.emit(joined)
 

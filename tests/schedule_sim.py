@@ -78,6 +78,7 @@ class Sim(World):
         self.addresses: dict[Any, Miner] = {}
         self.bag: list[tuple[Any, Any, str, tuple[Any, ...], Any]] = []
         self.flying: set[Any] = set()
+        self.signed: set[Any] = set()
         self.history: dict[bool, list[tuple[Any, str, tuple[Any, ...]]]] = {False: [], True: []}
         """Claims and hellos that were sent: of merges, and others."""
         self.steps: dict[int, ev.StepSealed] = {}

@@ -29,6 +29,8 @@ class World(Audit):
     bag: list[tuple[Any, Any, str, tuple[Any, ...], Any]]
     """Messages under way: to, source, kind, arguments, and the mark that keeps a second one of the same from being sent."""
     flying: set[Any]
+    signed: set[Any]
+    """(member, boundary, generation, hash) that its sender has signed."""
     history: dict[bool, list[tuple[Any, str, tuple[Any, ...]]]]
     num_sent: int
     leads_on_acknowledged: bool
@@ -39,6 +41,9 @@ class World(Audit):
     def unique(self) -> str:
         self._unique += 1
         return f"u{self._unique}"
+
+    def coldkey_of(self, hotkey: str) -> str:
+        return f"cold{hotkey}"
 
     def answers(self, node: Any) -> bool:
         """Whether the blob store answers this node; ``takes``: what it puts; ``commit_fails``: the coordinator's disk."""

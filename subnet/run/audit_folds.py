@@ -36,6 +36,8 @@ from subnet.words import CALIBRATION_STEP, Member
 
 MAX_CLOSED_CASES = 1000
 """So many are kept."""
+MOST_UNPROVEN = 3
+"""Audits in a row of which evidence was kept back; a friend that does that hides nothing for long."""
 
 # --- audits ------------------------------------------------------------------------------------------------------
 
@@ -83,9 +85,7 @@ def apply_audit_closed(state: RunState, event: AuditClosed) -> None:
         sorted(judged) == sorted(opened.members), f"audit {event.audit} is closed for others than it was opened for"
     )
     if opened.by == state.leader:
-        for member, num_items in zip(opened.members, opened.num_items, strict=True):
-            if member in event.passed:
-                audits.clean[member.hotkey] = audits.clean.get(member.hotkey, 0) + num_items
+        _note_outcomes(state, opened, event)
     for counts, members in ((audits.unopened, event.unopened), (audits.lost, event.lost)):
         for hotkey in sorted({member.hotkey for member in members}):
             counts[hotkey] = counts.get(hotkey, 0) + 1
@@ -94,6 +94,21 @@ def apply_audit_closed(state: RunState, event: AuditClosed) -> None:
         merge = work.merges[group_of(state, opened.stage)]
         if merge.number == opened.number and merge.phase in (REDUCING, REVEALED):
             merge.passed |= set(event.passed)
+
+
+def _note_outcomes(state: RunState, opened: OpenAudit, event: AuditClosed) -> None:
+    """Whose evidence is kept back again and again is on probation: before a seal what is lost is made again."""
+    audits, kept_back = state.audits, bool(event.unopened or event.lost)
+    for member, num_items in zip(opened.members, opened.num_items, strict=True):
+        hotkey = member.hotkey
+        if member in event.passed:
+            audits.clean[hotkey] = audits.clean.get(hotkey, 0) + num_items
+            audits.unproven.pop(hotkey, None)
+        elif member in event.undecided and kept_back:
+            audits.unproven[hotkey] = audits.unproven.get(hotkey, 0) + 1
+            if audits.unproven[hotkey] >= MOST_UNPROVEN:
+                audits.clean.pop(hotkey, None)
+                audits.unproven.pop(hotkey, None)
 
 
 def end_audits_before_seal(state: RunState, leader: str) -> None:

@@ -77,6 +77,8 @@ class AuditState(msgspec.Struct):
     """By hotkey: audits for which it didn't open what it had receipted, though it was there all the time."""
     lost: dict[str, int] = {}
     """By hotkey: audits for which it said that it had lost what it had receipted."""
+    unproven: dict[str, int] = {}
+    """By hotkey: audits of it since the last that passed of which somebody kept the evidence back."""
     cases: dict[int, CaseState] = {}
     """Open ones, and the last closed ones."""
     quarantined: dict[str, int] = {}

@@ -202,10 +202,10 @@ def votes(case: CaseState) -> tuple[int, int]:
         if digest:
             voices.setdefault(case.coldkeys.get(hotkey, hotkey), digest)
     counts = Counter(voices.values())
+    if case.digest and case.digest == case.claimed:  # only what follows from the right sum is a lie: a fingerprint
+        return counts[case.digest], 0
     claim = counts.pop(case.claimed, 0) if case.claimed else 0
-    if case.digest:
-        return (0 if case.digest == case.claimed else counts[case.digest]), claim
-    return max(counts.values(), default=0), claim
+    return (counts[case.digest] if case.digest else max(counts.values(), default=0)), claim
 
 
 def verdict(case: CaseState) -> str:
