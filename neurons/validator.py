@@ -91,7 +91,8 @@ def build_parser() -> argparse.ArgumentParser:
         dest="audit_memory",
         default=None,
         metavar="SIZE",
-        help=f"4GiB: states of stages that the audit worker keeps; without it {default.audit_memory_bytes >> 30}GiB",
+        help="4GiB: of the audit worker, for states of stages and the work on one; "
+        f"without it {default.audit_memory_bytes >> 30}GiB",
     )
     own.add_argument(
         "--audit.disk",
@@ -99,6 +100,14 @@ def build_parser() -> argparse.ArgumentParser:
         default=None,
         metavar="SIZE",
         help=f"blobs and bundles of a run's audits on this disk; without it {default.audit_disk_bytes >> 30}GiB",
+    )
+    own.add_argument(
+        "--audit.keep_cases",
+        dest="audit_keep_cases",
+        type=float,
+        default=default.audit_keep_cases_s / 86400,
+        metavar="DAYS",
+        help="after a run's end its cases can be fetched and run again for so long",
     )
     own.add_argument("--submitters", nargs="*", default=[], metavar="HOTKEY", help="hotkeys that may submit runs")
     own.add_argument("--burn_share", type=float, default=default.burn_share, help="share of the weights that is burned")
@@ -145,6 +154,7 @@ def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
         weights_version_key=flags.weights_version_key,
         audit_required=flags.audit_required,
         audit_memory_bytes=num_bytes(memory, "--audit.memory") if memory is not None else default.audit_memory_bytes,
+        audit_keep_cases_s=86400 * flags.audit_keep_cases,
         audit_disk_bytes=num_bytes(disk, "--audit.disk") if disk is not None else default.audit_disk_bytes,
     )
 

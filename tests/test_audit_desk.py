@@ -142,7 +142,7 @@ async def served(live: LiveRun, tmp_path: Path) -> AsyncIterator[Served]:
     served.session.accuse(3, ANN, "", "", "fault")
     served.clock = ManualClock()
 
-    def find(run: str) -> Session:
+    async def find(run: str) -> Session:
         if run not in ("", "audited"):
             raise NotFound(f"run {run!r} is not active here")
         return served.session
@@ -214,9 +214,9 @@ async def test_an_appeal_is_the_convicted_hotkeys(served: Served) -> None:
     assert await served.refusal(LIAR, "/v1/appeals", AppealRequest(1)) == "wrong_moment"
     session.over = False
     with pytest.raises(Exception, match="was appealed"):
-        served.desk.appeal(LIAR.hotkey, AppealRequest(1))
+        await served.desk.appeal(LIAR.hotkey, AppealRequest(1))
     served.clock.advance(APPEAL_EVERY_S)
-    served.desk.appeal(LIAR.hotkey, AppealRequest(1))
+    await served.desk.appeal(LIAR.hotkey, AppealRequest(1))
 
 
 async def test_a_witness_holds_a_permit_and_is_not_the_leader(served: Served) -> None:

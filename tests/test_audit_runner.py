@@ -3,91 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from audit_cases import LiveRun, a_plan, edit_merged, edit_slice, other_hash
+from runner_cases import SIGNERS, STAGE, STEP, Scripted, World
 from store_worlds import EmbeddedWorld
 
 from subnet.audit import build
-from subnet.audit.bundle import decode_case, read_bundle, verify_claims
-from subnet.audit.case import Case, Findings
+from subnet.audit.bundle import decode_case, verify_claims
+from subnet.audit.case import Findings
 from subnet.audit.process import AuditProcess, WorkerDied
 from subnet.errors import IotaError, NotFound, OutOfSpace
 from subnet.protocol import wire
 from subnet.protocol.messages import CommitClaim, Report
 from subnet.protocol.signing import Signer, sign_statement, verify_statement
-from subnet.run.audits import OpenAudit
-from subnet.run.state import RunState, new_state
-from subnet.store.base import Hold, OwnerStore
+from subnet.run.state import new_state
 from subnet.timing import SYSTEM_CLOCK, Deadline
 from subnet.words import Cursor, Want
 from validator.audit_blocks import look
 from validator.audit_evidence import BundleMaker, wait_for_evidence
-from validator.audit_runner import MAX_TRIES, AuditRunner
+from validator.audit_runner import MAX_TRIES
 from validator.audit_turns import Turns
 from validator.journal_store import JournalStore
-from validator.watch import Watch
 
-SIGNERS = [Signer.from_uri("//Ann"), Signer.from_uri("//Ben")]
-STEP, STAGE = 1, 0
-EVIDENCE_S = 2.0
+pytestmark = pytest.mark.timeout(900)  # workers start at a low priority: on a busy machine that takes long
 
 
 @pytest.fixture(scope="module")
 def live() -> LiveRun:
     """Two stages, two members, up to the state after two updates."""
     return LiveRun(a_plan((0, 2)), hotkeys=[signer.hotkey for signer in SIGNERS]).run(2)
-
-
-class Bench(AuditRunner):
-    """Audits the case it is given."""
-
-    case_of: Callable[[], Case | None]
-
-    def _case(self, opened: OpenAudit, state: RunState) -> Case | None:
-        return self.case_of()
-
-
-class World:
-    """A store, a worker, and a runner that audits :attr:`case`."""
-
-    def __init__(self, live: LiveRun, store: OwnerStore, directory: Path, replayer: AuditProcess) -> None:
-        self.live, self.store, self.directory, self.replayer = live, store, directory, replayer
-        self.watch = Watch()
-        self.reports: list[bytes] = []
-        self.case: Case | None = live.case(STEP, STAGE)
-        self.runner = self.new_runner(replayer)
-
-    def new_runner(self, replayer: object, disk_bytes: int = 1 << 30) -> Bench:
-        name = f"audits-{len(list(self.directory.iterdir()))}" if self.directory.exists() else "audits"
-        runner = Bench(
-            "audited",
-            self.store,
-            self.directory / name,
-            replayer,  # type: ignore[arg-type]
-            lambda hotkey, first, end: list(self.reports),
-            disk_bytes=disk_bytes,
-        )
-        runner.case_of = lambda: self.case
-        runner.bind(self.watch, SYSTEM_CLOCK, EVIDENCE_S)
-        return runner
-
-    async def put(self, hashes: Sequence[str] | None = None, retention: str = "evidence") -> None:
-        """These blobs of the run, or all."""
-        for blob in self.live.blobs if hashes is None else hashes:
-            await self.store.put_blob(self.live.blobs[blob], Hold(retention, "audited", 1), deadline=Deadline.after(30))
-
-    async def audit(self, audit: int = 1, runner: AuditRunner | None = None):
-        members = tuple(self.live.members)
-        opened = OpenAudit(STEP, STAGE, 0, members, "leader")
-        return await (runner or self.runner).redo(audit, opened, new_state())
-
-    def boundaries(self) -> list[str]:
-        assert self.case is not None
-        return [want.hash for want in build.wants_of(self.case)]
 
 
 @pytest.fixture(scope="module")
@@ -234,25 +182,6 @@ async def test_an_owner_that_lied_is_accused_of_its_partition(world: World) -> N
     result = await world.audit()
     assert result is not None
     assert [(one.member, one.charge) for one in result.accused] == [(part.owner, "merge")]
-
-
-class Scripted:
-    """A worker that answers what it is told."""
-
-    def __init__(self, *answers: Findings | IotaError) -> None:
-        self.held = dict[int, int]()
-        self.answers = list(answers)
-        self.fresh: list[bool] = []
-
-    async def run(self, directory: Path, deadline: Deadline, *, fresh: bool = False) -> Findings:
-        read_bundle(directory)  # it is whole
-        self.fresh.append(fresh)
-        answer = self.answers.pop(0)
-        if isinstance(answer, IotaError):
-            raise answer
-        return answer
-
-    async def close(self) -> None: ...
 
 
 async def findings_of(world: World) -> Findings:

@@ -10,7 +10,7 @@ from subnet.errors import ConfigError, Corrupt, Exists, InputError, NotFound
 from subnet.protocol import wire
 from subnet.run.config import AuditSection, RunConfig
 from validator import run_registry
-from validator.run_registry import AuditsRequired, RunRegistry
+from validator.run_registry import AuditsRequired, AuditsTooLarge, RunRegistry
 
 
 def places(registry: RunRegistry) -> dict[str, int]:
@@ -86,6 +86,21 @@ def test_a_validator_may_take_only_runs_that_are_audited(tmp_path):
     assert RunRegistry(tmp_path / "any").add("submitter", off).name == "off"
 
 
+def test_a_run_whose_audits_need_more_memory_than_there_is_is_refused(tmp_path):
+    made = submission("large")
+    config = msgspec.msgpack.decode(made.config, type=RunConfig)
+    audit = AuditSection(rate=0.1, before_seal="probation")
+    on = msgspec.structs.replace(made, config=wire.encode(msgspec.structs.replace(config, audit=audit)))
+    registry = RunRegistry(tmp_path / "small", audit_memory_bytes=1 << 20)
+    with pytest.raises(AuditsTooLarge, match="this validator gives them 1048576") as caught:
+        registry.add("submitter", on)
+    assert caught.value.refusal().code == "audit_memory"
+    assert "--audit.memory" in caught.value.hint
+    off = msgspec.structs.replace(config, audit=AuditSection(rate=0.0, before_seal="none"))
+    registry.add("submitter", msgspec.structs.replace(made, config=wire.encode(off)))  # without audits it takes nothing
+    assert RunRegistry(tmp_path / "large", audit_memory_bytes=1 << 30).add("submitter", on).name == "large"
+
+
 def test_the_flags_of_audits():
     from neurons.validator import build_parser, settings_from
 
@@ -96,6 +111,11 @@ def test_the_flags_of_audits():
         2 << 30,
         500_000_000,
     )
-    assert not settings_from(build_parser().parse_args([])).audit_required
+    default = settings_from(build_parser().parse_args([]))
+    assert not default.audit_required
+    assert default.audit_keep_cases_s == 90 * 86400
+    assert settings_from(build_parser().parse_args(["--audit.keep_cases", "0.5"])).audit_keep_cases_s == 43200
+    with pytest.raises(ConfigError, match=r"audit\.keep_cases"):
+        settings_from(build_parser().parse_args(["--audit.keep_cases", "-1"]))
     with pytest.raises(ConfigError, match=r"audit\.disk"):
         settings_from(build_parser().parse_args(["--audit.disk", "lots"]))

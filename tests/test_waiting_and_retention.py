@@ -13,7 +13,9 @@ from subnet.run.apply import apply
 from subnet.run.config import AuditSection
 from subnet.run.state import RunState, StepLog, StoredSnapshot, new_state
 from subnet.words import Member
+from validator.audit_words import waited_audit, waiting_for_audits, waiting_for_seal
 from validator.retention import AUDIT_WINDOW_STEPS, expiries, hold_horizon, receipts_from
+from validator.watch import Watch
 
 ME = Member("me", 1, 1)
 
@@ -76,6 +78,50 @@ def test_with_audits_evidence_waits_for_its_window_and_the_log_for_what_audits_b
         stored = [a_snapshot(8), a_snapshot(28)]
         state.snapshots[stage] = stored
     assert expiries(state)["log"] == expiries(state)["snapshot"] == hold_horizon(8), "an audit of step 12 begins there"
+
+
+def test_what_the_end_waits_for_is_named_with_the_case_and_whose_word_is_missing() -> None:
+    state, watch = _joined(), Watch()
+    assert state.run is not None
+    audit = AuditSection(rate=0.1, before_seal="probation", window_steps=4, open_windows=2)
+    state.run = msgspec.structs.replace(state.run, config=msgspec.structs.replace(state.run.config, audit=audit))
+    drawn = audits.OpenAudit(5, 1, 0, (ME,), "validator")
+    state.audits.open = {7: msgspec.structs.replace(drawn, by="another"), 8: drawn}
+    state.audits.windows = {1: ev.WindowClosed(1, 4, 7, 30)}
+    state.next_step = 8
+    assert (waited_audit(state), waiting_for_audits(state, watch)) == (None, ""), "the audits have kept up"
+    state.next_step = 12
+    assert waited_audit(state) == 8, "another validator's audit holds nobody up"
+    assert waiting_for_audits(state, watch) == "1 audits of window 1 (steps 4 to 7)"
+    state.audits.open = {}
+    assert waiting_for_audits(state, watch) == "block 30, from which the audits of window 1 are drawn"
+    apply(state, ev.CaseOpened(1, "liar", Member("liar", 1, 3), 5, 1, "partial", "b" * 64, "d" * 64, True))
+    assert waiting_for_audits(state, watch).startswith("case 1 against liar to be closed: somebody of another coldkey")
+    apply(state, ev.WitnessAsked(1, ME))
+    assert waiting_for_audits(state, watch) == f"case 1 against liar to be closed: the word of {ME}"
+
+
+def test_a_seal_waits_for_the_audit_of_its_own_stage_first() -> None:
+    state = _joined()
+    assert state.run is not None
+    audit = AuditSection(rate=0.0, before_seal="all")
+    state.run = msgspec.structs.replace(state.run, config=msgspec.structs.replace(state.run.config, audit=audit))
+    for member, stage in ((ME, 0), (Member("other", 1, 2), 1)):
+        apply(state, ev.Updated(member, -1, ""))
+        assert state.members[member].stage == stage
+    apply(state, ev.StepPlanned(-1, 2, 0, None))
+    assert waiting_for_seal(state, 0) == "", "nobody holds a sum that must be done again"
+    for m in range(2):
+        apply(state, ev.Leased(-1, m, 0, ME, 1))
+        apply(state, ev.Forwarded(-1, m, 0, 1, "f" * 64, None))
+        apply(state, ev.Backwarded(-1, m, 0, 1, "", None, ""))
+    assert waiting_for_seal(state, 0) == "audits of other stages to be possible"
+    opened = {1: audits.OpenAudit(-1, 1, 3, (Member("other", 1, 2),), "validator")}
+    state.audits.open = opened
+    assert waiting_for_seal(state, 0).startswith("the audit of step -1 at stage 1 (")
+    state.audits.open = {**opened, 2: audits.OpenAudit(-1, 0, 3, (ME,), "validator")}
+    assert waiting_for_seal(state, 0).startswith("the audit of step -1 at stage 0 (")
+    assert (waited_audit(state, 0), waited_audit(state, 1)) == (2, 1)
 
 
 def a_snapshot(step: int) -> StoredSnapshot:

@@ -6,7 +6,7 @@ a request to open evidence are those of holders of a validator permit, and the l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from loguru import logger
@@ -63,7 +63,8 @@ class WrongMoment(IotaError):
 
 
 class AuditSession(Protocol):
-    """What the desk needs of an active run (:class:`validator.run_session.RunSession`)."""
+    """What the desk needs of a run (:class:`validator.run_session.RunSession`, or of one that has finished
+    :class:`validator.finished_runs.FinishedAudits`)."""
 
     @property
     def over(self) -> bool:
@@ -88,11 +89,11 @@ class AuditSession(Protocol):
 
 
 class AuditDesk:
-    """``session(run)``: the active run of this name or id (empty: whichever is active), else :class:`NotFound`."""
+    """``session(run)``: the run of this name or id, active or finished (empty: whichever is active), else :class:`NotFound`."""
 
     def __init__(
         self,
-        session: Callable[[str], AuditSession],
+        session: Callable[[str], Awaitable[AuditSession]],
         metagraph: Callable[[], Metagraph | None],
         store: OwnerStore,
         chain: Blocks,
@@ -106,12 +107,12 @@ class AuditDesk:
 
     # --- public ----------------------------------------------------------------------------------------------------
 
-    def cases(self, run: str) -> tuple[CaseView, ...]:
-        state = self._session(run).audit_state
+    async def cases(self, run: str) -> tuple[CaseView, ...]:
+        state = (await self._session(run)).audit_state
         return tuple(case_view(number, case) for number, case in sorted(state.audits.cases.items()))
 
     async def case(self, run: str, number: int) -> CaseDetail:
-        session = self._session(run)
+        session = await self._session(run)
         state, kept = session.audit_state, self._case(session, number)
         blobs: tuple[tuple[str, int], ...] = ()
         if kept.bundle:
@@ -121,7 +122,7 @@ class AuditDesk:
 
     async def bundle(self, run: str, number: int, start: int) -> tuple[Grant, ...]:
         """URLs of the case (number 0) and of its blobs behind it, from ``start`` on, as many as one answer holds."""
-        session = self._session(run)
+        session = await self._session(run)
         kept = self._case(session, number)
         if not kept.bundle:
             raise NotFound(f"case {number} has no bundle", hint=f"it is about {kept.charge}")
@@ -143,8 +144,8 @@ class AuditDesk:
 
     # --- signed ----------------------------------------------------------------------------------------------------
 
-    def appeal(self, hotkey: str, request: AppealRequest) -> Accepted:
-        session = self._session(request.run)
+    async def appeal(self, hotkey: str, request: AppealRequest) -> Accepted:
+        session = await self._session(request.run)
         kept = self._case(session, request.case)
         if kept.hotkey != hotkey:
             raise NotForYou(
@@ -179,13 +180,13 @@ class AuditDesk:
         logger.info("{} appeals case {}", hotkey, request.case)
         return Accepted(f"case {request.case} is run again in a fresh process; see GET /v1/cases/{request.case}")
 
-    def witness(self, hotkey: str, request: WitnessRequest) -> Accepted:
+    async def witness(self, hotkey: str, request: WitnessRequest) -> Accepted:
         self._require_permit(hotkey)
         if hotkey == self._leader:
             raise NotForYou("the leader is no witness of its own case")
         if not is_blob_hash(request.digest):
             raise InputError("digest is not 64 hex digits")
-        session = self._session(request.run)
+        session = await self._session(request.run)
         kept, number = self._case(session, request.case), request.case
         if kept.outcome:
             raise WrongMoment(f"case {number} is closed ({kept.outcome})", hint="its hotkey may appeal")
@@ -203,7 +204,7 @@ class AuditDesk:
 
     async def request_audits(self, hotkey: str, request: AuditsRequest) -> Accepted:
         self._require_permit(hotkey)
-        session = self._session(request.run)
+        session = await self._session(request.run)
         hotkeys = frozenset(request.hotkeys)
         if not 0 < len(hotkeys) <= MAX_HOTKEYS:
             raise InputError(f"{len(hotkeys)} hotkeys are named", hint=f"1 to {MAX_HOTKEYS}")

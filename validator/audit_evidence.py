@@ -17,7 +17,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from subnet.audit.bundle import BLOBS_NAME, CASE_NAME, Needed, needed_blobs
+from subnet.audit.bundle import BLOBS_NAME, CASE_NAME, Needed, needed_blobs, useful_blobs
 from subnet.audit.case import Case
 from subnet.errors import Corrupt, HashMismatch, IotaError, NotFound, OutOfSpace
 from subnet.protocol import wire
@@ -146,6 +146,25 @@ class BundleMaker:
                 await all_of([self._fetch(item, sizes[item.hash], making, deadline) for item in lacking])
         raise Corrupt(f"a case of step {case.step} stage {case.stage} names blobs without end")
 
+    async def add_useful(self, making: Bundle, deadline: Deadline) -> None:
+        """Claimed outputs, as far as the store has them, for a machine of another class: see :mod:`subnet.audit.tolerance`."""
+        claimed = [item for item in useful_blobs(making.case) if wire.is_blob_hash(item.hash)]
+        lacking = [item for item in claimed if item.hash not in making.sizes]
+        lacking = await self._link_all(lacking, making)
+        found = await self._found([BlobHash(item.hash) for item in lacking], deadline)
+        self._check_budget(making, sum(found.values()))
+        there = [item for item in lacking if item.hash in found]
+        async with deadline.limit("claimed outputs for an audit"):
+            await all_of([self._fetch(item, found[item.hash], making, deadline) for item in there])
+
+    async def _found(self, blobs: Sequence[BlobHash], deadline: Deadline) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for start in range(0, len(blobs), MAX_SIZES):
+            asked = blobs[start : start + MAX_SIZES]
+            sizes = await self._store.sizes(asked, deadline=deadline.sooner(TIMEOUTS.store_request_s))
+            found.update({str(blob): size_bytes for blob, size_bytes in sizes.items()})
+        return found
+
     async def _link_all(self, needed: Sequence[Needed], making: Bundle) -> list[Needed]:
         """Those that the cache doesn't have."""
 
@@ -169,10 +188,7 @@ class BundleMaker:
     async def _sizes_of(self, lacking: Sequence[Needed], deadline: Deadline) -> dict[str, int]:
         sizes = {item.hash: item.size_bytes for item in lacking}
         unknown = [BlobHash(blob) for blob, size_bytes in sizes.items() if size_bytes <= 0]
-        for start in range(0, len(unknown), MAX_SIZES):
-            asked = unknown[start : start + MAX_SIZES]
-            found = await self._store.sizes(asked, deadline=deadline.sooner(TIMEOUTS.store_request_s))
-            sizes.update({str(blob): size_bytes for blob, size_bytes in found.items()})
+        sizes.update(await self._found(unknown, deadline))
         gone = next((blob for blob, size_bytes in sizes.items() if size_bytes <= 0), None)
         if gone is not None:
             raise NotFound(f"blob {gone[:16]}, which an audit needs, is not in the store")

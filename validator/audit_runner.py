@@ -8,7 +8,7 @@ any more is given up after ``MAX_TRIES``. Nothing here blocks the event loop, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +19,29 @@ from loguru import logger
 
 from subnet.audit import build
 from subnet.audit.case import Case, Findings, RedonePartial, SignedClaim, digest
-from subnet.errors import Corrupt, IotaError, NotFound
+from subnet.errors import IotaError, NotFound
+from subnet.logs import ReasonLog
 from subnet.run.audits import OpenAudit
 from subnet.run.events import AnyEvent, Appealed
 from subnet.run.state import RunState
 from subnet.store.base import OwnerStore
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock, Deadline
-from subnet.words import Member, Want
+from subnet.words import Member, Want, short
 from validator.audit_cases import CaseShelf
 from validator.audit_claims import signed_claims, steps_of_reports
 from validator.audit_evidence import GATHER_S, Arrived, Bundle, BundleMaker, wait_for_evidence
+from validator.audit_findings import (
+    Untrusted,
+    check_trusted,
+    comparable,
+    is_wrong,
+    lacking,
+    log_audit,
+    says_all,
+    too_far,
+    why_not_comparable,
+    without,
+)
 from validator.audit_turns import Turns
 from validator.audit_watch import AuditWatch
 from validator.decision import Accused, AuditResult
@@ -38,6 +51,8 @@ from validator.watch import Watch
 MAX_TRIES = 3
 URGENT, LATER, LAST = 0, 1, 2
 """Before a seal the run waits for the replay; after it only the window does; an appeal can wait for both."""
+MAX_REMEMBERED = 256
+"""Audits whose troubles are remembered."""
 MAX_AT_ONCE = 4
 """Bundles at a time, so that their bytes on disk are bounded; the worker takes one of them."""
 
@@ -118,6 +133,9 @@ class AuditRunner:
         self._evidence_s = TIMEOUTS.evidence_s
         self._clock: Clock = SYSTEM_CLOCK
         self._tries: dict[int, int] = {}
+        self.doing: dict[int, str] = {}
+        """By audit: what it is at, or why it failed, in words that follow "audit N"; until there is a result."""
+        self._said = ReasonLog(level="WARNING", max_subjects=MAX_REMEMBERED)
         self.counts = AuditCounts()
 
     def bind(self, watch: AuditedWatch, clock: Clock, evidence_s: float = TIMEOUTS.evidence_s) -> None:
@@ -151,20 +169,36 @@ class AuditRunner:
         try:
             result = await self._redo(audit, opened, state, wanted, case)
         except OSError as error:
-            self.counts.troubled += 1
-            raise WorkerTrouble(f"the disk of audits: {error}") from error
+            trouble = WorkerTrouble(f"the disk of audits: {error}")
+            self._failed(audit, trouble)
+            raise trouble from error
         except IotaError as error:
-            self.counts.troubled += 1
+            self._failed(audit, error)
             if error.retryable and not isinstance(error, WorkerTrouble):
                 raise
             tries = self._tries[audit] = self._tries.get(audit, 0) + 1
             if tries < MAX_TRIES:
                 raise
-            logger.error("audit {} is given up after {} tries: {}", audit, tries, error)
-            result = AuditResult(audit, None, trouble=str(error))
+            self._tries.pop(audit)
+            untrusted = error.reason if isinstance(error, Untrusted) else ""
+            return AuditResult(audit, None, trouble=str(error), untrusted=untrusted)
         if result is not None:
             self._tries.pop(audit, None)
+        if result is None or says_all(result):
+            self.doing.pop(audit, None)
         return result
+
+    def _failed(self, audit: int, error: IotaError) -> None:
+        """Noted for whoever asks what the run waits for, and said once a reason."""
+        self.counts.troubled += 1
+        self._note(audit, f"can't be done here, tried again: {error}")
+        self._said.note(f"audit {audit}", error.code, str(error))
+
+    def _note(self, audit: int, words: str) -> None:
+        self.doing[audit] = words
+        for known in (self.doing, self._tries):  # what a rewind has closed is never heard of again
+            while len(known) > MAX_REMEMBERED:
+                del known[next(iter(known))]
 
     async def _redo(
         self, audit: int, opened: OpenAudit, state: RunState, wanted: Callable[[], bool], case: Case | None
@@ -172,21 +206,33 @@ class AuditRunner:
         case = case or self._case(opened, state)
         if case is None:
             return None
-        arrived = await self._wait(audit, build.wants_of(case))
+        wants = build.wants_of(case)
+        self._note(audit, f"waits for {len(wants)} inputs to be put into the store")
+        arrived = await self._wait(audit, wants)
         self.counts.evidence_bytes += arrived.evidence_bytes
-        rest = _without(case, arrived.missing)
+        if arrived.missing:
+            self._note(audit, f"lacks {len(arrived.missing)} inputs: {lacking(arrived.missing[0])}")
+        rest = without(case, arrived.missing)
         if rest is None:
             return AuditResult(audit, None, missing=arrived.missing)
         if not wanted():
             return None
         urgency = URGENT if opened.number else LATER
         async with self._bundle(rest, held=self._replayer.held.get(rest.stage)) as bundle:
+            self._note(audit, "has its inputs, and is done again or waits for its turn")
             findings = await self._replay(bundle, urgency)
-            if (reason := _distrust(rest, findings)) is not None:
-                raise Corrupt(reason)
-            repeated, accused = await self._accuse(rest, findings, urgency)
+            if findings.other_class is not None and findings.other_class.not_compared:
+                await self._maker.add_useful(bundle, Deadline.after(GATHER_S))
+                findings = await self._replay(bundle, urgency)
+            check_trusted(rest, findings)
+            if not wanted():
+                return None
+            repeated, accused = await self._accuse(rest, findings, state, urgency)
         self.counts.done += 1
-        _log(audit, rest, findings, accused)
+        log_audit(audit, rest, findings, accused)
+        if words := why_not_comparable(findings):
+            self._note(audit, f"says nothing: {words}")
+        findings = comparable(findings)
         return AuditResult(audit, findings, repeated=repeated, accused=accused, missing=arrived.missing)
 
     def _case(self, opened: OpenAudit, state: RunState) -> Case | None:
@@ -235,10 +281,21 @@ class AuditRunner:
 
     # --- when something is wrong -----------------------------------------------------------------------------------
 
-    async def _accuse(self, case: Case, findings: Findings, urgency: int) -> tuple[bool, tuple[Accused, ...]]:
-        """Whether a second run says the same of all that is wrong, and the accused with their evidence."""
+    async def _accuse(
+        self, case: Case, findings: Findings, state: RunState, urgency: int
+    ) -> tuple[bool, tuple[Accused, ...]]:
+        """Whether a second run says the same of all that is wrong, and the accused with their evidence.
+
+        Who is convicted already isn't accused again: nothing more would come of it.
+        """
+        if far := too_far(findings):
+            self.counts.repeated += 1
+            found = [await self._doubt(case, member, urgency) for member in far]
+            return all(found), tuple(accused for accused in found if accused is not None)
         wrong = [partial for partial in findings.partials if partial.wrong]
         if not wrong and (findings.merge is None or not findings.merge.wrong):
+            return True, ()
+        if wrong and not (wrong := [partial for partial in wrong if partial.member.hotkey not in state.convicted]):
             return True, ()
         self.counts.repeated += 1
         if not wrong:  # of a lying sum its owner is innocent
@@ -262,6 +319,19 @@ class AuditRunner:
                 return None
             name = await self._shelf.keep(narrow, bundle, Deadline.after(GATHER_S))
         return Accused(member, "partial", name, again.digest, build.claimed_digest(narrow, member) or "")
+
+    async def _doubt(self, case: Case, member: Member, urgency: int) -> Accused | None:
+        """On a machine of another class: without a digest of its own, so that only machines of the class can convict."""
+        if all(partial.member != member for partial in case.partials):
+            return None  # an owner's sum can't be told from its contributors' without exact numbers
+        narrow = build.accusation(case, member)
+        narrow = msgspec.structs.replace(narrow, claims=await self._claims(narrow, member))
+        async with self._maker.bundle(narrow, Deadline.after(GATHER_S)) as bundle:
+            await self._maker.add_useful(bundle, Deadline.after(GATHER_S))
+            if member not in too_far(await self._replay(bundle, urgency, fresh=True)):
+                return None
+            name = await self._shelf.keep(narrow, bundle, Deadline.after(GATHER_S))
+        return Accused(member, "partial", name, "", build.claimed_digest(narrow, member) or "")
 
     async def _accuse_owners(self, case: Case, findings: Findings, urgency: int) -> tuple[bool, tuple[Accused, ...]]:
         assert findings.merge is not None
@@ -291,6 +361,11 @@ class AuditRunner:
         case = await self._shelf.case(bundle, Deadline.after(TIMEOUTS.store_request_s))
         async with self._bundle(case) as files:
             findings = await self._replay(files, LAST, fresh=True)
+            if (other := findings.other_class) is not None:
+                raise WorkerTrouble(
+                    f"this machine's hardware class is {short(other.ours)}, the run's is {short(other.theirs)}",
+                    hint="a case is decided on machines of the run's class",
+                )
             if keep is not None:
                 await keep(case, findings, files)
             return case, findings
@@ -301,8 +376,7 @@ class AuditRunner:
         if kept is None or not kept.bundle:
             raise NotFound(f"case {number} has no bundle")
         case, findings = await self.replay_case(kept.bundle)
-        if (reason := _distrust(case, findings)) is not None:
-            raise Corrupt(reason)
+        check_trusted(case, findings)
         upheld = is_wrong(case, findings, kept.member)
         logger.info("appeal of case {}: {}", number, "upheld" if upheld else "the work was right")
         event = Appealed(number, upheld, findings.digest)
@@ -314,56 +388,3 @@ class WorkerTrouble(IotaError):
 
     code = "audit_worker"
     retryable = True
-
-
-def _without(case: Case, missing: Sequence[Want]) -> Case | None:
-    """The case less the partials that an input is missing of; None if none is left."""
-    lost = {want.hash for want in missing}
-    if not lost:
-        return case
-    whole = [
-        partial.member
-        for partial in case.partials
-        if not any(item.x in lost or item.gradient in lost for item in partial.items)
-    ]
-    return build.narrow(case, whole) if whole else None
-
-
-def _distrust(case: Case, findings: Findings) -> str | None:
-    """Why the replay says nothing of anybody: it began from a snapshot that isn't the state that was agreed on.
-
-    Behind the snapshot the log leads to one state: whoever computed from another is wrong, however many agreed on it.
-    """
-    for step, why in findings.wrong_roots:
-        if step <= case.state.version:
-            return f"the snapshot of stage {case.stage} after {step} updates isn't the agreed state: {why}"
-    return None
-
-
-def is_wrong(case: Case, findings: Findings, member: Member) -> bool:
-    """Whether the replay contradicts what the member claims, of its partial or of a partition that it merged."""
-    if any(partial.wrong for partial in findings.partials if partial.member == member):
-        return True
-    if findings.merge is None or case.merge is None:
-        return False
-    lied = {partition for partition, _ in findings.merge.wrong}
-    return any(part.partition in lied for part in case.merge.merged if part.owner == member)
-
-
-def _log(audit: int, case: Case, findings: Findings, accused: Sequence[Accused]) -> None:
-    for step, why in findings.wrong_roots:
-        logger.warning("audit {}: the state of stage {} at step {}: {}", audit, case.stage, step, why)
-    if accused:
-        names = ", ".join(f"{one.member} ({one.charge})" for one in accused)
-        words = "; ".join(line for partial in findings.partials for line in partial.wrong[:3])
-        logger.warning("audit {} of step {} stage {}: wrong is {}: {}", audit, case.step, case.stage, names, words)
-        return
-    logger.debug(
-        "audit {} of step {} stage {}: {} partials right, {:.2f} s of work, {:.2f} s of state",
-        audit,
-        case.step,
-        case.stage,
-        len(findings.partials),
-        findings.compute_s,
-        findings.state_s,
-    )

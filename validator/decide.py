@@ -81,10 +81,10 @@ def waiting_for(state: RunState, watch: Watch, now_s: float, policy: Policy | No
             return f"{_stages(behind)} to have the state of step {state.next_step} ({names})"
     if suspect := waiting_for_suspect(state, watch, policy or Policy()):
         return suspect
+    audits = waiting_for_audits(state, watch)
     if state.work is None:
-        audits = waiting_for_audits(state, watch)
         return _waiting_for_snapshots(state) or audits or f"step {state.next_step} to begin"
-    return _waiting_for_work(state) or _waiting_for_snapshots(state) or "the step's seal"
+    return _waiting_for_work(state) or _waiting_for_snapshots(state) or audits or "the step's seal"
 
 
 def _stages(stages: list[int]) -> str:

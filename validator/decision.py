@@ -81,6 +81,8 @@ class AuditResult(msgspec.Struct, frozen=True):
     """Inputs that nobody has put into the store in time."""
     trouble: str = ""
     """Why we have given it up, in words."""
+    untrusted: str = ""
+    """Also why, where it is the snapshot it would begin from: that isn't the state that was agreed on."""
 
 
 @dataclass(frozen=True)

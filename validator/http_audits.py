@@ -12,7 +12,7 @@ from validator.audit_desk import AuditDesk
 
 def audit_routes(desk: AuditDesk) -> list[Route]:
     async def cases(call: Call) -> web.StreamResponse:
-        return answer(desk.cases(_run(call)))
+        return answer(await desk.cases(_run(call)))
 
     async def case(call: Call) -> web.StreamResponse:
         return answer(await desk.case(_run(call), _case(call)))
@@ -22,10 +22,10 @@ def audit_routes(desk: AuditDesk) -> list[Route]:
         return answer(await desk.bundle(_run(call), _case(call), start))
 
     async def appeal(call: Call) -> web.StreamResponse:
-        return answer(desk.appeal(call.hotkey, call.decode(AppealRequest)))
+        return answer(await desk.appeal(call.hotkey, call.decode(AppealRequest)))
 
     async def witness(call: Call) -> web.StreamResponse:
-        return answer(desk.witness(call.hotkey, call.decode(WitnessRequest)))
+        return answer(await desk.witness(call.hotkey, call.decode(WitnessRequest)))
 
     async def audits(call: Call) -> web.StreamResponse:
         return answer(await desk.request_audits(call.hotkey, call.decode(AuditsRequest)))

@@ -36,9 +36,10 @@ from subnet.store.base import Grant, Hold, OwnerStore, check_blob
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Backoff, Clock, Deadline, check_nesting
 from subnet.words import PROTOCOL_VERSION, Cursor
 from validator.audit_cases import RETENTION as CASE_CLASS
-from validator.audit_desk import AuditDesk
+from validator.audit_desk import AuditDesk, AuditSession
 from validator.chain_side import ChainSide
 from validator.directive_stream import DirectiveFeed
+from validator.finished_runs import FinishedRuns
 from validator.follow_node import serve_follower
 from validator.http_api import HttpApi
 from validator.http_audits import audit_routes
@@ -74,14 +75,19 @@ class ValidatorNode:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.settings, self.signer, self.chain, self.store, self.clock = settings, signer, chain, store, clock
-        self.registry = RunRegistry(settings.directory.expanduser(), audits_required=settings.audit_required)
+        self.registry = RunRegistry(
+            settings.directory.expanduser(),
+            audits_required=settings.audit_required,
+            audit_memory_bytes=settings.audit_memory_bytes,
+        )
         self.scores, self.refusals = ScoreBook(), Refusals()
         load_books(self.registry, self.scores)
         self.score_desk = ScoreDesk(self.scores, lambda: self.session, self.refusals, clock)
         self.reach_desk = ReachDesk(signer, clock=clock)
         self.session: RunSession | None = None
         self.side = ChainSide(settings, signer, chain, self._scores_now, self._take_metagraph)
-        self.audit_desk = AuditDesk(self._session, lambda: self.side.metagraph, store, chain, clock, signer.hotkey)
+        self.finished_runs = FinishedRuns(self.registry, store, clock, settings.audit_keep_cases_s)
+        self.audit_desk = AuditDesk(self._audits_of, lambda: self.side.metagraph, store, chain, clock, signer.hotkey)
         self._sessions_changed = asyncio.Event()
         self._allowed = {signer.hotkey, *settings.submitters}
         self._streams: dict[str, int] = {}
@@ -121,6 +127,7 @@ class ValidatorNode:
             finally:
                 await session.close()
             keep_book(entry.directory, session.book)
+            await asyncio.to_thread(session.audits.clear)
             self.registry.finish(entry)
             logger.info("run {} finished: root {}", entry.name, session.coordinator.history.root)
 
@@ -157,6 +164,12 @@ class ValidatorNode:
             active = self.session.entry.name if self.session else "none"
             raise NotFound(f"run {run!r} is not active here", hint=f"active: {active}")
         return self.session
+
+    async def _audits_of(self, run: str) -> AuditSession:
+        """Of the active run, or of one that has finished."""
+        if self.session is not None and self._leads(run):
+            return self.session
+        return await self.finished_runs.audits(run)
 
     # --- Backend -----------------------------------------------------------------------------------------------
 
@@ -331,6 +344,7 @@ async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
     service.forever("runs", node.drive_runs)
     service.forever("metagraph", node.side.watch)
     service.forever("store", store.maintain)
+    service.forever("finished runs", node.finished_runs.tidy_forever)
     if settings.set_weights:
         service.forever("weights", node.side.set_weights)
     logger.info("validator {} serves at {}", signer.hotkey, listener.url)

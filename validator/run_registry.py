@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from subnet.audit.memory import replay_bytes, state_bytes
 from subnet.errors import ConfigError, Corrupt, Exists, InputError, NotFound
 from subnet.model.plan import ModelPlan, ModelUnits
 from subnet.numerics.layout import RunLayout
@@ -58,12 +59,24 @@ class RunEntry:
     def journal_path(self) -> Path:
         return self.directory / "journal.db"
 
+    @property
+    def finished_path(self) -> Path:
+        """It is there once the run has finished, and as old as that."""
+        return self.directory / "finished"
+
+
+class AuditsTooLarge(InputError):
+    """The validator's audit worker has too little memory for a stage of the run."""
+
+    code = "audit_memory"
+
 
 class RunRegistry:
-    """``audits_required``: runs with audits off are refused."""
+    """``audits_required``: runs with audits off are refused; ``audit_memory_bytes``: so are those whose audits need more."""
 
-    def __init__(self, directory: Path, *, audits_required: bool = False) -> None:
+    def __init__(self, directory: Path, *, audits_required: bool = False, audit_memory_bytes: int = 1 << 62) -> None:
         self._directory, self._audits_required = directory / "runs", audits_required
+        self._audit_memory_bytes = audit_memory_bytes
         self.entries: dict[str, RunEntry] = {}
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -73,7 +86,7 @@ class RunRegistry:
                 f"cannot use the directory {directory}: {error.strerror or error}", hint="check --dir"
             ) from error
         for entry in sorted(found, key=lambda entry: entry.stored.place):
-            entry.finished = (entry.directory / "finished").exists()
+            entry.finished = entry.finished_path.exists()
             self.entries[entry.name] = entry
 
     def active(self) -> RunEntry | None:
@@ -105,6 +118,8 @@ class RunRegistry:
                 f"run {name!r} has audits off (audit.before_seal = {config.audit.before_seal!r}); this validator takes none",
                 hint='set audit.before_seal to "probation" (with audit.rate above 0) or "all" in the run file',
             )
+        if config.audit.on:
+            check_audit_memory(plan, self._audit_memory_bytes)
         if sum(not entry.finished for entry in self.entries.values()) >= MAX_QUEUED:
             raise InputError(f"{MAX_QUEUED} runs are queued already", hint="wait for one to finish")
         stored = StoredRun(f"{name}-{secrets.token_hex(4)}", name, len(self.entries), submitter, submission)
@@ -115,8 +130,18 @@ class RunRegistry:
         return entry
 
     def finish(self, entry: RunEntry) -> None:
-        atomic_write(entry.directory / "finished", b"")
+        atomic_write(entry.finished_path, b"")
         entry.finished = True
+
+
+def check_audit_memory(plan: ModelPlan, budget_bytes: int) -> None:
+    """Refuse a run whose largest stage can't be done again within the budget: its audits would never end."""
+    needed_bytes, stage = max((state_bytes(plan, k) + replay_bytes(plan, k), k) for k in range(plan.num_stages))
+    if needed_bytes > budget_bytes:
+        raise AuditsTooLarge(
+            f"audits of stage {stage} take {needed_bytes} bytes of memory, this validator gives them {budget_bytes}",
+            hint="raise --audit.memory, cut the model into more stages, or use smaller microbatches",
+        )
 
 
 def same_run(one: RunSubmission, other: RunSubmission) -> bool:

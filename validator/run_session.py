@@ -200,7 +200,9 @@ class RunSession:
 
     def waiting_for(self) -> str:
         coordinator = self.coordinator
-        return waiting_for(coordinator.state, coordinator.watch, self.clock.now_s())
+        said = waiting_for(coordinator.state, coordinator.watch, self.clock.now_s())
+        more = self.audits.waiting_for(coordinator.state)
+        return f"{said}; {more}" if said and more else said
 
     def summary(self, place: int = 0) -> RunSummary:
         state, history = self.coordinator.state, self.coordinator.history

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 from subnet.audit.build import claimed_digest
@@ -19,6 +20,7 @@ from subnet.timing import TIMEOUTS, Clock, Deadline
 from validator.audit_blocks import Blocks, follow_blocks
 from validator.audit_cases import CaseShelf
 from validator.audit_runner import AuditRunner
+from validator.audit_words import waited_audit
 from validator.coordinator import Coordinator
 from validator.journal_store import JournalStore
 from validator.settings import ValidatorSettings
@@ -40,7 +42,7 @@ class SessionAudits:
         directory: Path,
         settings: ValidatorSettings,
     ) -> None:
-        self.on = config.audit.on
+        self.on, self._directory = config.audit.on, directory
         self.shelf = CaseShelf(store, run_id)
         self.windows: dict[int, WindowClosed] = {}
         self._coordinator: Coordinator | None = None
@@ -48,7 +50,7 @@ class SessionAudits:
             run_id,
             store,
             directory,
-            AuditProcess(settings.audit_memory_bytes),
+            AuditProcess(settings.audit_memory_bytes, tolerant=True),
             journal.receipts_between,
             disk_bytes=settings.audit_disk_bytes,
             shelf=self.shelf,
@@ -96,6 +98,12 @@ class SessionAudits:
         kept = await self.shelf.case(case.bundle, Deadline.after(TIMEOUTS.store_request_s))
         return claimed_digest(kept, case.member) or ""
 
+    def waiting_for(self, state: RunState) -> str:
+        """What the audit that the run waits for is at, or why it can't be done; empty where it waits for none."""
+        number = waited_audit(state) if self.on and state.finished is None else None
+        words = self.runner.doing.get(number) if number is not None else None
+        return f"audit {number} {words}" if words else ""
+
     def costs(self, state: RunState, receipted_s: float) -> AuditCosts | None:
         if not self.on:
             return None
@@ -116,6 +124,10 @@ class SessionAudits:
 
     async def close(self) -> None:
         await self.runner.close()
+
+    def clear(self) -> None:
+        """The run has finished: what audits have fetched isn't needed any more. Blocks."""
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def wanted_blocks(state: RunState) -> set[int]:

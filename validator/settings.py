@@ -51,10 +51,14 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of stages' states that the audit worker keeps from one audit to the next."""
     audit_disk_bytes: int = 16 << 30
     """Of a run's audits: blobs that bundles share, and the bundles in work."""
+    audit_keep_cases_s: float = 90 * 86400.0
+    """Since a run's end: until then its cases can be fetched and run again."""
 
     def __post_init__(self) -> None:
         if min(self.audit_memory_bytes, self.audit_disk_bytes) <= 0:
             raise ConfigError("--audit.memory and --audit.disk must be above 0", hint="such as 4GiB")
+        if not 0 <= self.audit_keep_cases_s <= 1e9:
+            raise ConfigError("--audit.keep_cases is not allowed", hint="allowed: 0 to 10000 days")
         if not 0 < self.port <= 65535:
             raise ConfigError(f"--axon.port = {self.port} is not allowed", hint="allowed: 1 to 65535")
         for flag, value in (
