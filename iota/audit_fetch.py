@@ -90,7 +90,15 @@ def appeal_case(
     return asyncio.run(work())
 
 
-async def _fetch(url: str, case: int, out: Path, deadline: Deadline, run: str, limit_bytes: int, tick: Tick) -> Fetched:
+async def _fetch(
+    url: str,
+    case: int,
+    out: Path,
+    deadline: Deadline,
+    run: str = "",
+    limit_bytes: int = LIMIT_BYTES,
+    tick: Tick = no_tick,
+) -> Fetched:
     async with _clients(url) as (validator, store):
         path = f"/v1/cases/{case}"
         detail: CaseDetail = await validator.request(

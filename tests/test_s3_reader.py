@@ -69,6 +69,17 @@ async def test_of_two_objects_under_one_address_the_right_one_is_read(world: S3W
     await world.store.blobs.put(grant, lie, deadline=soon())
     await world.store.put_blob(data, EVIDENCE, deadline=soon())
     assert await reader.get_blob(blob, len(data), deadline=soon()) == data
+    assert await reader.get_range(blob, len(data), 4, 4, deadline=soon()) == b"true"
+
+
+async def test_what_is_remembered_of_listings_is_bounded(
+    world: S3World, reader: S3Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subnet.store.s3_reader.MAX_LISTED", 2)
+    blobs = [await world.store.put_blob(bytes([number]) * 9, EVIDENCE, deadline=soon()) for number in range(5)]
+    assert len(await reader.sizes(blobs, deadline=soon())) == 5
+    assert len(reader._found._listed) == 2
+    assert await reader.get_blob(blobs[0], 9, deadline=soon()) == bytes(9)
 
 
 async def test_nothing_is_put(reader: S3Reader) -> None:

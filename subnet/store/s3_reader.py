@@ -7,6 +7,7 @@ SHA-256 are all tried; what is wrong is left to the bucket's owner.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from subnet.store.together import all_of
 from subnet.timing import Deadline
 from subnet.words import BlobHash
 
+MAX_LISTED = 65_536
+"""Addresses whose objects are remembered, those found last."""
 _PARALLEL_LISTS = 16
 
 
@@ -34,7 +37,7 @@ class ListedPresence(Presence):
         self, signer: S3Signer, calls: S3Calls, index: HoldIndex, client: BlobClient, meter: StoreMeter
     ) -> None:
         super().__init__(signer, calls, index, client, meter)
-        self._listed: dict[BlobHash, list[StoredObject]] = {}
+        self._listed: OrderedDict[BlobHash, list[StoredObject]] = OrderedDict()
         self._lists = asyncio.Semaphore(_PARALLEL_LISTS)
 
     async def locate(self, blobs: Sequence[BlobHash], deadline: Deadline) -> dict[BlobHash, StoredObject]:
@@ -53,10 +56,11 @@ class ListedPresence(Presence):
             entries = [entry for shelf in SHELVES for entry in await self._list(shelf, blob, deadline)]
         for entry in entries:
             self.saw(entry)
+        self._listed.pop(blob, None)
         if entries:
             self._listed[blob] = entries
-        else:
-            self._listed.pop(blob, None)
+            while len(self._listed) > MAX_LISTED:
+                self._listed.popitem(last=False)
         return entries
 
     async def _list(self, shelf: str, blob: BlobHash, deadline: Deadline) -> list[StoredObject]:
@@ -102,6 +106,16 @@ class S3Reader(S3Store):
             except HashMismatch as error:
                 last = error
         raise last or NotFound(f"blob {blob[:16]} is not in the store")
+
+    async def get_range(
+        self, blob: BlobHash, size_bytes: int, start: int, num_bytes: int, *, deadline: Deadline
+    ) -> bytearray:
+        """Part of the only object under the address; of several the one whose bytes are right, which takes all of it."""
+        found = await self._found.candidates(blob, deadline)
+        if len([entry for entry in found if entry.size_bytes == size_bytes]) > 1:
+            whole = await self.get_blob(blob, size_bytes, deadline=deadline)
+            return whole[start : start + num_bytes]
+        return await super().get_range(blob, size_bytes, start, num_bytes, deadline=deadline)
 
     async def grant_puts(
         self, wants: Sequence[PutWant], hold: Hold, *, who: str = "", deadline: Deadline
