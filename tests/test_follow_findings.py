@@ -266,7 +266,9 @@ async def test_evidence_past_its_time_is_nobodys_refusal(tmp_path: Path) -> None
     assert line.asked == []
 
 
-async def opening(directory: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: int = 8, opens: bool = False) -> str:
+async def opening(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: int = 8, opens: bool = False, takeover: bool = False
+) -> str:
     """The leader has accepted, and its journal goes on; what is to be said of it."""
     monkeypatch.setattr(module, "MOVED_STEPS", 1)
     monkeypatch.setattr(module, "OPENED_S", 5.0)
@@ -275,6 +277,8 @@ async def opening(directory: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: 
     journal = Audited(5, audit)
     windows = [n for n, event in enumerate(journal.events) if isinstance(event, ev.WindowClosed)]
     first, member = windows[0] + 1, next(e for e in journal.events if isinstance(e, ev.StageSealed)).entries[0].member
+    if takeover:
+        journal.events[first:] = [ev.TermStarted(2, "another", "nonce"), ev.RunFinished(0, "")]
     end = next(n for n in range(len(journal.events)) if isinstance(journal.events[n], ev.RunFinished))
     published = Published(Keys(), journal.records[:end])
     sent = sum(segment.first + len(segment.records) <= first for segment in published.segments)
@@ -307,3 +311,8 @@ async def test_unless_the_leader_has_its_hands_full(tmp_path: Path, monkeypatch:
 @pytest.mark.usefixtures("_quick")
 async def test_and_what_is_opened_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await opening(tmp_path, monkeypatch, opens=True) == ""
+
+
+@pytest.mark.usefixtures("_quick")
+async def test_a_new_leader_is_asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await opening(tmp_path, monkeypatch, takeover=True) == "again"

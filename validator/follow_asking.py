@@ -37,6 +37,7 @@ MOVED_STEPS = 3
 """Steps after which what was accepted must be in the journal: it comes with the seals."""
 MOMENTARY = frozenset({"not_found", "not_allowed", "wrong_moment"})
 """Refusals that the leader may take back: it knows the window, or this validator's permit, a moment later."""
+AGAIN = "again"
 NO_PERMIT = "this validator holds no permit on the chain, so it may not ask for evidence"
 
 
@@ -131,17 +132,20 @@ class Asking:
         )
 
     async def until_opened(self, due: DueWindow, draw: Draw, members: tuple[Member, ...]) -> str:
-        """Until the journal has it; else why the leader is to blame that it hasn't, empty where it isn't.
+        """Until the journal has it; else why the leader is to blame that it hasn't, empty where it isn't. :data:`AGAIN`: a new
+        term has begun, whose leader, or whose process, knows nothing of the request.
 
         Where the run is over, rewound, or moves on so fast that the evidence is past its time, the leader is excused if it had
         as many other audits of this validator open as it takes at a time.
         """
-        run, began, full = self._run, self._run.state.next_step, False
+        run, began, full, term = self._run, self._run.state.next_step, False, self._run.state.term
         window_steps = st.config(run.state).audit.window_steps
         deadline = Deadline.after(OPENED_S, self._clock)
         while not (run.finished or run.spoilt or audits.branch(run.state) != due.branch):
             if set(members) <= run.promises.was_opened(draw.step, draw.stage, self._hotkey):
                 return ""
+            if run.state.term != term:
+                return AGAIN
             full = full or self._num_open() >= AT_ONCE
             moved = run.state.next_step - began
             if (deadline.expired and moved >= window_steps) or (not self.is_kept(draw) and moved >= MOVED_STEPS):

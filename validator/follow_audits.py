@@ -28,7 +28,7 @@ from validator.audit_blocks import BlockBook
 from validator.audit_evidence import GATHER_S, Bundle
 from validator.audit_runner import AuditRunner, is_wrong
 from validator.decision import AuditResult
-from validator.follow_asking import Asked, Asking
+from validator.follow_asking import AGAIN, Asked, Asking
 from validator.follow_findings import Accusation, FindingsShelf
 from validator.follow_leader import LeaderLine
 from validator.follow_run import FollowedRun
@@ -37,6 +37,8 @@ from validator.follow_todo import DueCase, DueWindow
 TRY_S = 300.0
 """For so long an audit that fails for reasons of our own is tried again."""
 CASE_S = 600.0
+MAX_ASKED = 4
+"""Leaders, or lives of one, that are asked for the same evidence."""
 EVIDENCE_S, EVIDENCE_OVER_S = 2 * TIMEOUTS.evidence_s, 5.0
 """From when the journal has it until the store has it; members may hear of it later than this validator. Once the run is over
 nobody puts anything there any more."""
@@ -136,19 +138,25 @@ class FollowAudits:
 
     async def _redo(self, due: DueWindow, draw: Draw) -> None:
         case = self._made(draw, draw.members)
-        asked = await self._asking.ask(due, draw)
+        asked, blame = await self._asked(due, draw)
         if not asked.members or asked.refusal:
             self._note(due, draw, asked, None)
             return
         if case is None or asked.members != draw.members:
             case = self._made(draw, asked.members)
-        blame = ""
-        if asked.accepted:
-            blame = await self._asking.until_opened(due, draw, asked.members)
         result, why = await self._redone(draw, asked.members, case)
         if result is not None and not result.missing:
             blame = ""
         self._note(due, draw, Asked(asked.members, asked.accepted, blame, asked.why or why), result)
+
+    async def _asked(self, due: DueWindow, draw: Draw) -> tuple[Asked, str]:
+        """And what the leader is to be blamed for, where it accepted."""
+        for _ in range(MAX_ASKED):
+            asked = await self._asking.ask(due, draw)
+            blame = await self._asking.until_opened(due, draw, asked.members) if asked.accepted else ""
+            if blame != AGAIN:
+                return asked, blame
+        return Asked(draw.members, why="its leaders changed before it was opened"), ""
 
     def _made(self, draw: Draw, members: tuple[Member, ...]) -> Case | None:
         """The case, as long as the journal has what it is made of."""
