@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from subnet.allocator import bound_heap
 from subnet.chain.genesis import DEFAULT_LOCAL_GENESIS, Genesis, load_genesis
 from subnet.logs import setup
 
@@ -53,6 +54,7 @@ def serve_chain_here(settings: ChainSettings) -> int:
     """Serve a local chain until SIGTERM or SIGINT."""
     from subnet.chain.local_server import serve_chain
 
+    bound_heap()
     genesis = settings.genesis or DEFAULT_LOCAL_GENESIS
     if settings.genesis is None and settings.genesis_file is not None:
         genesis = load_genesis(settings.genesis_file)

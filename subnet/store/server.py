@@ -23,6 +23,7 @@ from pathlib import Path
 from aiohttp import web
 from loguru import logger
 
+from subnet.allocator import bound_heap
 from subnet.errors import DeadlinePassed, InputError, IotaError, OutOfSpace, TooLarge
 from subnet.net.border import Listener, answer, listen, read_body, refusing
 from subnet.protocol import wire
@@ -227,4 +228,5 @@ async def run_store(directory: Path, host: str, port: int, secret: bytes, budget
 
 def serve_store(directory: Path, host: str, port: int, secret_file: Path, budget_bytes: int) -> None:
     """The process behind ``iota store serve``; a port in use or an unusable folder is a ``ConfigError``."""
+    bound_heap()
     asyncio.run(run_store(directory, host, port, load_or_create_secret(secret_file), budget_bytes))
