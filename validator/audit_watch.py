@@ -55,8 +55,6 @@ class AuditWatch:
         self.ledger = WorkLedger()
         self.registered: dict[str, int] = {}
         """By hotkey: the block it was registered at."""
-        self.claimed: dict[int, str] = {}
-        """By case: the digest that its bundle would give if what the accused claims were true."""
         self._missed: dict[int, tuple[int, int]] = {}
         self.began: dict[int, tuple[int, int]] = {}
         """By audit: freeze and manifest version that it was run for."""
@@ -65,7 +63,7 @@ class AuditWatch:
         self.proves = proves
         """Whether a claim shows that; by real signatures."""
         self._doubts: dict[tuple[int, int, int, bool], list[tuple[str, str]]] = {}
-        self._mismatches: dict[Member, tuple[int, int]] = {}
+        self._mismatches: dict[tuple[Member, int], int] = {}
         self.draws: dict[tuple[int, int], tuple[Draw, ...]] = {}
         """By branch and window: what this validator redoes of it."""
         self.nothing_due: set[tuple[int, str]] = set()
@@ -112,9 +110,8 @@ class AuditWatch:
 
     def mismatched(self, member: Member, step: int) -> int:
         """Counts a sum of this step that the member wants void because of its inputs; how many there were before."""
-        seen, count = self._mismatches.get(member, (step, 0))
-        count = count if seen == step else 0
-        self._mismatches[member] = (step, count + 1)
+        count = self._mismatches.get((member, step), 0)
+        self._mismatches[member, step] = count + 1
         return count
 
     def doubted(self, key: tuple[int, int, int, bool], pair: tuple[str, str]) -> list[tuple[str, str]]:

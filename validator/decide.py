@@ -43,7 +43,7 @@ def decide(now_s: float, state: RunState, watch: Watch, policy: Policy, rng: Ran
         return []
     if state.finished is not None:
         return decide_lost(now_s, state, watch, policy) or decide_appeals(state, watch)
-    watch.at_step(state.next_step)
+    watch.at_step(state.next_step, state.audits.branch)
     members = decide_members(now_s, state, watch, policy)
     for decision in members:
         if isinstance(decision.what, Gone) and decision.what.why == "lost":

@@ -17,6 +17,7 @@ from subnet.model.snapshots import SnapshotManifest, decode_manifest, join_manif
 from subnet.numerics.roots import run_root
 from subnet.protocol.messages import AnyClaim, MergedClaim
 from subnet.protocol.wire import is_blob_hash
+from subnet.run.audits import all_audited
 from subnet.run.events import AnyEvent, RunFinished
 from subnet.run.state import RunState
 from subnet.store.base import OwnerStore
@@ -144,5 +145,6 @@ class RunTasks:
 
 
 def _finish(finished: RunFinished, state: RunState) -> tuple[AnyEvent, ...]:
-    """A rewind may have come between."""
-    return (finished,) if state.finished is None and state.next_step == finished.step else ()
+    """A rewind or an accusation may have come between."""
+    due = state.finished is None and state.next_step == finished.step and all_audited(state)
+    return (finished,) if due else ()

@@ -72,7 +72,7 @@ class Watch:
         self._since: dict[Hashable, float] = {}
         self._progress_s: dict[Member, float] = {}
         self._absent_since: dict[str, tuple[int, float]] = {}
-        self._step: int | None = None
+        self._step: tuple[int, int] | None = None
         self.store = StoreClock()
         """Ages stand still while the store is away."""
         self.audits = AuditWatch()
@@ -200,10 +200,10 @@ class Watch:
         """Keys that are awaited, with when they were first asked for; oldest first."""
         return sorted(self._since.items(), key=lambda entry: entry[1])
 
-    def at_step(self, step: int) -> None:
-        """Forgets what belongs to an earlier step than this, the one that is sealed next."""
-        if step != self._step:
-            self._step = step
+    def at_step(self, step: int, branch: int = 0) -> None:
+        """Forgets what belongs to an earlier step than this, the one that is sealed next, or to a branch that the run left."""
+        if (branch, step) != self._step:
+            self._step = (branch, step)
             self._since.clear()
             self.missing = {key: None for key in self.missing if key[0] >= step}
             self.lost_with = {key: lost for key, lost in self.lost_with.items() if key[0] >= step}
