@@ -10,7 +10,9 @@ import pytest
 from benchmarks import audit_facts
 from benchmarks.adversaries import AFTER, PROBATION, SYBILS, trials, verdict
 from benchmarks.audit_facts import CONVICTED, accused, convictions, facts_from, surviving_lies
+from benchmarks.audit_swarm import SMALL
 from benchmarks.cheats import CHEATS, Lie
+from benchmarks.honest_audits import cost_config, cost_figures, honest_figures, shown_costs
 from benchmarks.liars import FULL, KINDS, is_ok, report, roles
 from benchmarks.parts import Parts, write_section
 from subnet.run import events as ev
@@ -147,6 +149,36 @@ def test_the_end_of_a_run_with_liars() -> None:
     assert ok("rewind", made_of(root="other"))
     assert not ok("rewind", made_of(root="other", holdout=2.1))
     assert not ok("all", made_of(*guilty, *case(2, TWO, "cleared")))
+
+
+def test_only_audits_of_the_honest_are_counted() -> None:
+    audits = {"audits_of": {"one": 7, "two": 5}, "rewinds": [], "joined": {"one": 1, "two": 2}}
+    found = honest_figures("run", made_of(*case(1, ONE, "convicted"), **audits), "same")
+    assert (found["audits"], found["innocent"], found["root_equal"], found["incarnations"]) == (5, [], True, 3)
+    assert honest_figures("run", made_of(*case(1, TWO, "cleared")), None)["innocent"] == ["two"]
+
+
+def test_audit_costs_are_told_by_what_came_after_probation() -> None:
+    def costs(receipted_s: float, compute_s: float, state_s: float) -> dict[str, Any]:
+        bytes_ = {"evidence_bytes": 1000, "read_bytes": 5000}
+        return {"receipted_s": receipted_s, "compute_s": compute_s, "state_s": state_s, **bytes_}
+
+    made = made_of(
+        steps=[-1, *range(80)],
+        seen=[[0, costs(0, 0, 0)], [10, costs(10, 8, 1)], [20, costs(20, 9, 2)], [75, costs(90, 11, 3)]],
+        costs=costs(100, 12, 4),
+        items={"one": 60, "two": 40},
+        audited_items=10,
+    )
+    found = cost_figures(made)
+    assert found["compute_share"] == pytest.approx((12 - 9 + 4 - 2) / 80)
+    assert found["state_share"] == pytest.approx(2 / 80)
+    assert found["compute_share_in_all"] == pytest.approx(0.16)
+    assert found["redone_item_over_item"] == pytest.approx((12 / 10) / (100 / 100))
+    config = cost_config(80)
+    one = 4 * config.pipeline.microbatch_rows * config.data.sequence_length * SMALL.hidden
+    assert found["boundary_bytes"] == one * 2 * 2 * 16 * 81
+    assert "6.25 %" in shown_costs(found)
 
 
 # --- who does what -----------------------------------------------------------------------------------------------
