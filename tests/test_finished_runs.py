@@ -85,7 +85,7 @@ async def test_cases_can_be_read_when_the_run_is_over(store: OwnerStore, tmp_pat
         ev.TermStarted(1, "validator", "n"),
         ev.HardwareClassSet(("a", "b"), "operator"),
         ev.CaseOpened(1, LIAR.hotkey, LIAR, -1, 0, "partial", "b" * 64, "d" * 64, False),
-        ev.CaseClosed(1, "convicted"),
+        ev.CaseClosed(1, "unconfirmed"),
     ):
         journal.stage(event, 0)
     await journal.commit()
@@ -97,6 +97,6 @@ async def test_cases_can_be_read_when_the_run_is_over(store: OwnerStore, tmp_pat
         assert session.audit_state.run is not None
         assert session.audit_state.run.run_id == entry.stored.run_id
         (case,) = session.audit_state.audits.cases.values()
-        assert (case.hotkey, case.outcome, case.bundle) == (LIAR.hotkey, "convicted", "b" * 64)
+        assert (case.hotkey, case.outcome, case.bundle) == (LIAR.hotkey, "unconfirmed", "b" * 64)
     with pytest.raises(NotFound, match="finished: done"):
         await finished.audits("other")

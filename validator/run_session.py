@@ -79,7 +79,6 @@ class RunSession:
             }
             if self.audits.on:
                 watchers.add(asyncio.create_task(self.audits.follow_chain(self._node.chain), name="audit blocks"))
-                watchers.add(asyncio.create_task(self.audits.follow_cases(), name="audit cases"))
             tasks = {driver, finished, tidier, *watchers}
             try:
                 ended, _ = await asyncio.wait({driver, finished, *watchers}, return_when=asyncio.FIRST_COMPLETED)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
-from subnet.audit.build import claimed_digest
 from subnet.audit.process import AuditProcess
-from subnet.errors import IotaError
-from subnet.logs import ReasonLog
 from subnet.protocol.audit_api import AuditCosts
-from subnet.run.audits import CaseState
 from subnet.run.config import RunConfig
 from subnet.run.events import Record, Rewound, WindowClosed
 from subnet.run.state import RunState
 from subnet.store.base import OwnerStore
-from subnet.timing import TIMEOUTS, Clock, Deadline
+from subnet.timing import Clock
 from validator.audit_blocks import Blocks, follow_blocks
 from validator.audit_cases import CaseShelf
 from validator.audit_runner import AuditRunner
@@ -25,7 +20,6 @@ from validator.coordinator import Coordinator
 from validator.journal_store import JournalStore
 from validator.settings import ValidatorSettings
 
-CASES_EVERY_S = 0.5
 KEPT_WINDOWS = 64
 """Closed windows that other validators may still ask about."""
 
@@ -74,29 +68,6 @@ class SessionAudits:
         coordinator = self._coordinator
         assert coordinator is not None
         await follow_blocks(chain, coordinator.watch.audits, lambda: wanted_blocks(coordinator.state), coordinator.wake)
-
-    async def follow_cases(self) -> None:
-        """Forever: what the bundle of each open case would give if its accused were right, which a restart has forgotten."""
-        coordinator = self._coordinator
-        assert coordinator is not None
-        reasons = ReasonLog()
-        while True:
-            for number, case in list(coordinator.state.audits.cases.items()):
-                known = coordinator.watch.audits.claimed
-                if case.outcome or not case.bundle or number in known:
-                    continue
-                try:
-                    known[number] = await self._claimed(case)
-                    coordinator.wake()
-                except IotaError as error:
-                    reasons.note(f"claims of case {number}", error.code, str(error))
-            await asyncio.sleep(CASES_EVERY_S)
-
-    async def _claimed(self, case: CaseState) -> str:
-        if case.charge != "partial":
-            return ""  # what an owner claims isn't a digest of work
-        kept = await self.shelf.case(case.bundle, Deadline.after(TIMEOUTS.store_request_s))
-        return claimed_digest(kept, case.member) or ""
 
     def waiting_for(self, state: RunState) -> str:
         """What the audit that the run waits for is at, or why it can't be done; empty where it waits for none."""
