@@ -37,7 +37,7 @@ SLOW, SLOW_S = (4, 5, 6), 0.02
 """Miners whose every item takes so much longer."""
 LIAR, CHEAT, LYING_SHARE, LYING_FROM = 7, "scaled_gradient", 0.3, 60
 CORRELATION, DIFFERENCE = 0.9, 0.05
-LIMIT_S, CATCH_UP_S, CALL_S = 1800.0, 240.0, 10.0
+LIMIT_S, CATCH_UP_S, CALL_S = 3300.0, 300.0, 20.0
 
 
 def slow(seconds: float) -> None:
