@@ -26,7 +26,8 @@ from subnet.timing import TIMEOUTS, Backoff, Clock, Deadline
 from subnet.words import Member
 from validator.audit_blocks import BlockBook
 from validator.audit_evidence import GATHER_S, Bundle
-from validator.audit_runner import AuditRunner, is_wrong
+from validator.audit_findings import is_wrong, why_not_comparable
+from validator.audit_runner import AuditRunner
 from validator.decision import AuditResult
 from validator.follow_asking import AGAIN, Asked, Asking
 from validator.follow_findings import Accusation, FindingsShelf
@@ -195,14 +196,16 @@ class FollowAudits:
         findings = result.findings if result is not None else None
         redone = findings.partials if findings is not None else ()
         accused = result.accused if result is not None else ()
+        convicted = run.state.convicted  # of those the runner accuses nobody again
         failed = {one.member for one in accused}
+        failed |= {partial.member for partial in redone if partial.wrong and partial.member.hotkey in convicted}
         passed = {partial.member for partial in redone if not partial.wrong} - failed
         left = set(asked.members) - passed - failed
         refused = left - run.promises.was_opened(draw.step, draw.stage, hotkey) if asked.refusal else set[Member]()
         records = {r.member: r.outcome for r in run.watch.audits.ledger.partials(draw.step, draw.stage)}
         why = asked.refusal or asked.why
         if result is not None and not why:
-            why = result.trouble or ("evidence is lacking" if result.missing else "two runs here differ")
+            why = _why(result)
         audit = OwnAudit(
             run_id=run.run_id,
             branch=due.branch,
@@ -218,7 +221,7 @@ class FollowAudits:
             why=why if left or not asked.members else "",
             bundles=tuple(one.bundle for one in accused),
             vouched=tuple(sorted(member for member in failed if records.get(member) == PASSED)),
-            untrusted=_untrusted(result),
+            untrusted=result.untrusted if result is not None else "",
         )
         for one in accused:
             accusation = Accusation(
@@ -300,7 +303,9 @@ def _useless(due: DueCase, case: Case, findings: Findings) -> str:
     return due.differs(case) or next(wrong, "")
 
 
-def _untrusted(result: AuditResult | None) -> str:
-    """Why nothing can be redone from the snapshot that the run's replicas agreed on."""
-    trouble = result.trouble if result is not None else ""
-    return trouble if "isn't the agreed state" in trouble else ""
+def _why(result: AuditResult) -> str:
+    """Some of it is neither right nor wrong."""
+    if result.trouble or result.missing:
+        return result.trouble or "evidence is lacking"
+    other_class = why_not_comparable(result.findings) if result.findings is not None else ""
+    return other_class or "two runs here differ"

@@ -58,7 +58,7 @@ class FollowerNode:
         self.settings, self.signer, self.clock = settings, signer, clock
         self._store, self._chain = store, chain
         self.directory = settings.directory.expanduser() / "follow"
-        self.scores = ScoreBook(leader_audits=False)
+        self.scores = ScoreBook(settings.score_policy, leader_audits=False)
         self.side = ChainSide(settings, signer, chain, lambda: self.scores.scores(clock.wall_ns() / 1e9))
         self.line = LeaderLine(signer, lambda: self.side.metagraph)
         self.blocks = BlockNotes()
@@ -104,7 +104,7 @@ class FollowerNode:
             run.run_id,
             self._store,
             run.directory / "audits",
-            AuditProcess(self.settings.audit_memory_bytes),
+            AuditProcess(self.settings.audit_memory_bytes, tolerant=True),
             lambda hotkey, first_step, end_step: [],
             disk_bytes=self.settings.audit_disk_bytes,
             shelf=shelf,
