@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.cheats import cheating
+from benchmarks.cheats import cheating, lies_told
 from iota.audit_fetch import fetch_case, list_cases
 from iota.swarm import LocalSwarm, SwarmOptions
 from subnet.protocol.api import RunStatus
 from subnet.run import events as ev
-from subnet.run.config import AuditSection, RunConfig
+from subnet.run.config import NO_AUDITS, AuditSection, RunConfig
 from subnet.run.runfile import parse_run
 from subnet.timing import Deadline
 
@@ -27,6 +27,7 @@ START_S, RUN_S = 240.0, 400.0
 pytestmark = pytest.mark.timeout(900)  # the waits are deadlines, not expectations: a machine may be busy
 AUDITS = AuditSection(rate=0.5, before_seal="probation", probation_items=4, window_steps=2)
 EVERYTHING = AuditSection(rate=0.0, before_seal="all", window_steps=2)
+REWINDING = AuditSection(rate=1.0, before_seal="probation", probation_items=1, window_steps=2, rewind=True)
 
 RUN = """
 [run]
@@ -66,7 +67,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     directory = tmp_path_factory.mktemp("book")
     book = (ROOT / "iota" / "assets" / "moby_dick.txt").read_text(encoding="utf-8")
     (directory / "book.txt").write_text(book[:60_000], encoding="utf-8")
-    return audited(parse_run(RUN, directory), "off", AuditSection())
+    return audited(parse_run(RUN, directory), "off", NO_AUDITS)
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +168,32 @@ def test_a_lie_is_found_undone_and_can_be_run_again_by_anyone(
         cwd=ROOT,
     )
     assert replayed.returncode == 1, replayed.stdout + replayed.stderr
+
+
+def test_a_sealed_lie_is_rewound_though_the_validator_dies_with_its_case_open(
+    swarm: LocalSwarm, config: RunConfig, true_root: str | None, tmp_path: Path
+) -> None:
+    """A member that lies once its probation is over: its work is sealed, found out, and undone on another branch."""
+    notes, name = tmp_path / "notes", "rewound"
+    cheat = cheating("scaled_gradient", notes, honest_while="probation")
+    options = SwarmOptions(device="cpu", measure_costs=False, start_s=START_S, before_miners={0: cheat})
+    with LocalSwarm(tmp_path / "swarm", audited(config, name, REWINDING), 4, options) as running:
+        running.wait_until(
+            lambda status: status.audits is not None and status.audits.cases > 0, Deadline.after(RUN_S), poll_s=0.05
+        )
+        running.kill("validator")
+        assert running.wait_end("validator", Deadline.after(30)) == -signal.SIGKILL
+        running.start_validator()
+        status = finished(running, name)
+        assert lies_told(notes), "it did lie"
+        assert status.summary.root == true_root
+        events = journal_of(running, name)
+        rewound = [event for event in events if isinstance(event, ev.Rewound)]
+        assert [event.branch for event in rewound] == list(range(1, len(rewound) + 1))
+        assert rewound
+        cases = [event for event in events if isinstance(event, ev.CaseOpened)]
+        assert {case.hotkey for case in cases} == {running.miner_hotkey(0)}
+        assert cases[0].sealed
+        assert [event.outcome for event in events if isinstance(event, ev.CaseClosed)][-1] == "convicted"
+        (view, *_) = list_cases(running.validator_url, Deadline.after(60), run=name)
+        assert (view.hotkey, view.state) == (running.miner_hotkey(0), "convicted")

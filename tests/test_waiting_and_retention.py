@@ -16,6 +16,7 @@ from subnet.words import Member
 from validator.audit_words import waited_audit, waiting_for_audits, waiting_for_seal
 from validator.retention import AUDIT_WINDOW_STEPS, expiries, hold_horizon, receipts_from
 from validator.watch import Watch
+from validator.watchdog import waits
 
 ME = Member("me", 1, 1)
 
@@ -99,6 +100,7 @@ def test_what_the_end_waits_for_is_named_with_the_case_and_whose_word_is_missing
     assert waiting_for_audits(state, watch).startswith("case 1 against liar to be closed: somebody of another coldkey")
     apply(state, ev.WitnessAsked(1, ME))
     assert waiting_for_audits(state, watch) == f"case 1 against liar to be closed: the word of {ME}"
+    assert ("audits", waiting_for_audits(state, watch)) in [(w.who, w.what) for w in waits(9.0, 0.0, state, watch)]
 
 
 def test_a_seal_waits_for_the_audit_of_its_own_stage_first() -> None:
@@ -122,6 +124,7 @@ def test_a_seal_waits_for_the_audit_of_its_own_stage_first() -> None:
     state.audits.open = {**opened, 2: audits.OpenAudit(-1, 0, 3, (ME,), "validator")}
     assert waiting_for_seal(state, 0).startswith("the audit of step -1 at stage 0 (")
     assert (waited_audit(state, 0), waited_audit(state, 1)) == (2, 1)
+    assert ("this validator", waiting_for_seal(state, 0)) in [(w.who, w.what) for w in waits(9.0, 0.0, state, Watch())]
 
 
 def a_snapshot(step: int) -> StoredSnapshot:

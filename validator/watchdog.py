@@ -14,6 +14,7 @@ from subnet.run import state as st
 from subnet.run.state import Merge, RunState, StepWork
 from subnet.timing import TIMEOUTS
 from subnet.words import Member
+from validator.audit_words import waited_audit, waiting_for_audits, waiting_for_seal
 from validator.decision import FinishRun, ProbeSlices
 from validator.watch import Watch
 
@@ -98,6 +99,7 @@ def waits(now_s: float, last_seal_s: float, state: RunState, watch: Watch, *, lo
         for group, merge in enumerate(state.work.merges):
             found += _merge(clocks, state, state.work, group, merge)
     found += _snapshots(clocks, state)
+    found += _audits(clocks, state, watch)
     found += _store(clocks, watch)
     return found
 
@@ -188,6 +190,15 @@ def _snapshots(clocks: _Clocks, state: RunState) -> Iterator[Wait]:
         if st.stored_snapshot(state, stage, state.next_step) is None:
             key = ("snapshot", stage, str(member))
             yield Wait(str(member), f"snapshot of stage {stage} after {state.next_step} steps", clocks.waited_s(key))
+
+
+def _audits(clocks: _Clocks, state: RunState, watch: Watch) -> Iterator[Wait]:
+    """Work that must be found right before a seal, a step or the end; whoever stands accused until a third party has spoken."""
+    number = waited_audit(state)
+    if number is not None and state.audits.open[number].number:
+        yield Wait("this validator", waiting_for_seal(state, state.audits.open[number].stage), clocks.whole_s)
+    elif words := waiting_for_audits(state, watch):
+        yield Wait("audits", words, clocks.whole_s)
 
 
 def _store(clocks: _Clocks, watch: Watch) -> Iterator[Wait]:
