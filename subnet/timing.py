@@ -174,7 +174,7 @@ class Timeouts:
     executor_item_s: float = _wait(600, "One work item on the compute thread; longer means that it hangs.")
     evidence_s: float = _wait(20, "What an audit wants is in the store within this time, or its maker doesn't open it.")
     audit_run_s: float = _wait(1800, "One replay of a case in the audit worker.")
-    witness_s: float = _wait(120, "A witness says what its replay gave; then the next one is asked.")
+    witness_s: float = _wait(300, "A witness has fetched a case and says what its replay gave; then the next is asked.")
     shutdown_s: float = _wait(10, "From the first signal to the end of the process.")
     shutdown_grace_s: float = _wait(5, "Of that, for handing work back before the tasks are cancelled.")
     url_ttl_s: float = _wait(300, "How long a presigned URL is good for.")
@@ -211,6 +211,8 @@ NESTING: tuple[tuple[str, float, str, str], ...] = (
     ("loop_blocked_s", 1, "stall_floor_s", "a validator that stands still itself is told apart from a stalled run"),
     ("stall_floor_s", 1, "stall_first_s", "the first step has models to load and states to restore"),
     ("executor_item_s", 1, "audit_run_s", "the replay of a partial has several items"),
+    ("store_request_s", 4, "witness_s", "a witness fetches what it replays, with retries"),
+    ("witness_s", 1, "audit_run_s", "a witness redoes one member's sum, an audit up to all of a stage"),
     ("lease_floor_s", 1, "executor_item_s", "a lease is dealt again before the executor is replaced"),
 )
 """(inner, factor, outer, why): inner * factor must be below outer."""
