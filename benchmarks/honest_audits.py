@@ -1,10 +1,10 @@
 """No honest miner is ever accused: ten thousand of their partials redone, in every way an honest miner can have come about them.
 
-Counted are partials (one member's sum of one step at one stage) that a validator has redone from real evidence in real swarms:
-all of a calm run; of one whose miners recompute (no room for graphs); of one whose miners are killed, started again, and come
-late; of one with more processes than cores, paused and continued; of one that liars have rewound; and those of the honest ones
-in the runs of :mod:`benchmarks.liars` where everything is redone before its seal. A last run, at the default rate and with more
-to compute, says what audits cost: their compute over the network's, after probation and in all, and their bytes.
+Counted are partials (one member's sum of one step at one stage) of honest members that a validator has redone from real evidence
+in real swarms: all of a run whose miners recompute (no room for graphs); of one whose miners are killed, started again, and come
+late; of one with more processes than cores, paused and continued; of one that liars have rewound; and those of the runs of
+:mod:`benchmarks.liars`, calm ones and ones with liars. A last run, at the default rate and with more to compute, says what audits
+cost: their compute over the network's, after probation and in all, and their bytes.
 
     python -m benchmarks.honest_audits            # keeps finished runs in benchmarks/out/honest_audits
     python -m benchmarks.honest_audits --only restarted rewound
@@ -36,10 +36,15 @@ from subnet.timing import Deadline, seeded
 
 DIRECTORY = OUT / "honest_audits"
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "security.md"
-STAGES, MINERS, STEPS, COST_STEPS, COST_MICROBATCHES = 3, 12, 70, 80, 16
+STAGES, MINERS, STEPS, MICROBATCHES = 3, 12, 50, 12
+COST_STEPS, COST_MICROBATCHES = 80, 16
 AUDITS, COST_SHARE, LIMIT_S = 10_000, 0.03, 1800.0
-FROM_LIARS = ("all-*-100", "honest-all-*-100")
-"""Finished parts of :mod:`benchmarks.liars` whose audits of honest members count."""
+FROM_LIARS = {
+    "calm": "honest-*-100",
+    "beside liars, all redone before the seal": "all-*-100",
+    "beside liars, rewound": "rewind-*-100",
+}
+"""Finished parts of :mod:`benchmarks.liars` whose audits of honest members count, by what they are called here."""
 SMALL_GRAPHS = 1
 """Bytes for graphs: none fits, so that each backward computes its forward again."""
 
@@ -51,7 +56,7 @@ def everything(**more: Any) -> AuditSection:
 
 
 def config_of(audit: AuditSection, steps: int, stages: int = STAGES) -> RunConfig:
-    return audited_config("honest", audit, stages=stages, steps=steps)
+    return audited_config("honest", audit, stages=stages, steps=steps, microbatches=MICROBATCHES)
 
 
 @dataclass
@@ -109,10 +114,6 @@ def options_of(**more: Any) -> SwarmOptions:
     return SwarmOptions(measure_costs=False, device="cpu", **more)
 
 
-def calm(steps: int) -> Plan:
-    return Plan(config_of(everything(), steps), MINERS, limit_s=LIMIT_S)
-
-
 def recomputed(steps: int) -> Plan:
     return Plan(
         config_of(everything(), steps), MINERS, options=options_of(graph_memory_bytes=SMALL_GRAPHS), limit_s=LIMIT_S
@@ -139,7 +140,6 @@ def rewound(steps: int) -> Plan:
 
 
 RUNS: dict[str, Callable[[int], Plan]] = {
-    "calm": calm,
     "recomputed": recomputed,
     "restarted": restarted,
     "oversubscribed": oversubscribed,
@@ -207,13 +207,29 @@ def cost_figures(made: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_liars() -> list[dict[str, Any]]:
-    """What became of honest members in the finished runs of :mod:`benchmarks.liars`, each like a run of this benchmark."""
+    """What became of honest members in the finished runs of :mod:`benchmarks.liars`, as one report a kind."""
     found: list[dict[str, Any]] = []
-    for pattern in FROM_LIARS:
+    for name, pattern in FROM_LIARS.items():
+        reports: list[dict[str, Any]] = []
         for made in Parts(LIARS).finished(pattern):
             liars = {made["hotkeys"].get(number) for number in made.get("roles", {})}
-            found.append({**made, "liars": sorted(liar for liar in liars if liar)})
+            reports.append(honest_figures(name, {**made, "liars": sorted(liar for liar in liars if liar)}, None))
+        if reports:
+            found.append({key: _together(key, [one[key] for one in reports]) for key in reports[0]})
     return found
+
+
+def _together(key: str, values: list[Any]) -> Any:
+    """Of several runs as one."""
+    match key:
+        case "run" | "root_equal":
+            return f"{values[0]} ({len(values)} runs)" if key == "run" else None
+        case "finished":
+            return all(values)
+        case "why":
+            return "; ".join(filter(None, values))
+        case _:
+            return sum(values[1:], values[0])
 
 
 def honest_figures(name: str, made: dict[str, Any], expected: str | None) -> dict[str, Any]:
@@ -254,7 +270,7 @@ def main(arguments: list[str]) -> int:
         if name in RUNS
     ]
     if options.only is None:
-        reports += [honest_figures("beside liars", made, None) for made in from_liars()]
+        reports += from_liars()
     costs = (
         cost_figures(parts.part(f"costs-{COST_STEPS}", lambda: run_costs(COST_STEPS), _said))
         if "costs" in chosen
