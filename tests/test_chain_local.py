@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subnet.chain.base import Axon, Chain, to_u16, upscale_u16
-from subnet.chain.connect import connect_chain
 from subnet.chain.extrinsics import (
     AddStake,
     BurnedRegister,
@@ -45,7 +44,7 @@ from subnet.chain.local_epochs import advance
 from subnet.chain.local_server import ChainServer
 from subnet.chain.local_state import StoredWeights, genesis_state
 from subnet.chain.refusals import CHAIN_ERRORS, ChainRefused
-from subnet.errors import ConfigError, Corrupt, DeadlinePassed, InputError, NotFound, Refusal, Refused, Unreachable
+from subnet.errors import ConfigError, Corrupt, DeadlinePassed, InputError, NotFound, Refusal, Unreachable
 from subnet.protocol.signing import Signer, create_wallet
 from subnet.timing import ManualClock
 
@@ -570,7 +569,7 @@ async def test_refusals_keep_their_names_over_http(served):
         with pytest.raises(ChainRefused) as caught:
             await chain.set_weights(1, {2: 1.0, 3: 1.0}, version_key=5)
         assert (caught.value.code, caught.value.retry_after_s) == ("SettingWeightsTooFast", 10.0)
-        with pytest.raises(Refused) as unfinished:
+        with pytest.raises(NotFound) as unfinished:
             await chain.block_hash(99)
         assert (unfinished.value.code, unfinished.value.retry_after_s) == ("not_found", 98.0)
 
@@ -625,21 +624,6 @@ async def test_the_client_says_what_is_wrong(tmp_path):
     async with LocalChain(f"http://127.0.0.1:{port}") as chain:
         with pytest.raises(Unreachable, match="no chain at"):
             await chain.block()
-
-
-async def test_connect_chain_knows_only_local_chains():
-    for network, endpoint, url in (
-        ("local", None, "http://127.0.0.1:9944"),
-        ("local", "http://127.0.0.1:1", "http://127.0.0.1:1"),
-        ("http://127.0.0.1:2", None, "http://127.0.0.1:2"),
-    ):
-        chain = connect_chain(network, endpoint)
-        assert isinstance(chain, LocalChain)
-        assert chain.url == url
-        await chain.close()
-    for network, endpoint in (("finney", None), ("test", "http://127.0.0.1:1"), ("local", "ws://127.0.0.1:9944")):
-        with pytest.raises(ConfigError, match="Bittensor adapter"):
-            connect_chain(network, endpoint)
 
 
 _SERVE = """

@@ -120,13 +120,13 @@ class SdkLink:
 
     async def head(self, deadline: Deadline) -> Head:
         async with self.client("best block", deadline):
-            block_hash = await self._substrate.block_hash()
-            return Head(await self._substrate.raw.get_block_number(block_hash), block_hash)
+            number = await self._substrate.block_number()
+            return Head(number, await self._substrate.block_hash(number))
 
     async def finalized(self, deadline: Deadline) -> Head:
         async with self.client("finalized block", deadline):
-            block_hash = await self._substrate.raw.get_chain_finalised_head()
-            return Head(await self._substrate.raw.get_block_number(block_hash), block_hash)
+            number = await self._substrate.finalized_block_number()
+            return Head(number, await self._substrate.block_hash(number))
 
     async def hash_of(self, number: int, deadline: Deadline) -> str:
         async with self.client(f"hash of block {number}", deadline):
@@ -220,7 +220,7 @@ def translate(error: Exception, endpoint: str, what: str) -> Exception | None:
         if name:
             return refusal_named(name, error.message, 1.0)
         return Unreachable(f"{endpoint}: {what}: {error.message}")
-    if isinstance(error, bt.BittensorError):
+    if isinstance(error, bt.BittensorError) or _is_the_transports(error):
         return Unreachable(f"{endpoint}: {what}: {error}")
     if isinstance(error, (ConnectionError, OSError)):
         return Unreachable(f"no node at {endpoint}: {error}", hint="check --subtensor.chain_endpoint")
@@ -229,6 +229,11 @@ def translate(error: Exception, endpoint: str, what: str) -> Exception | None:
     if isinstance(error, (ValueError, KeyError, TypeError)):  # the codec: not in this runtime, or of another type
         return RuntimeMismatch(f"{endpoint}: {what}: {error}")
     return None
+
+
+def _is_the_transports(error: Exception) -> bool:
+    """Whether the SDK's private transport raised it: no verdict. Its ``ValueError``s are about the runtime instead."""
+    return type(error).__module__.startswith("bittensor.") and not isinstance(error, ValueError)
 
 
 class BittensorChain(SubtensorChain):

@@ -41,7 +41,7 @@ from subnet.chain.genesis import RAO_PER_TAO, to_rao
 from subnet.chain.refusals import CHAIN_ERRORS, ChainRefused
 from subnet.chain.sealed import SealedWeights, seal
 from subnet.chain.subtensor_calls import COMMIT_REVEAL_VERSION
-from subnet.errors import ConfigError, DeadlinePassed, InputError, Refusal, Refused, TooLarge, Unreachable
+from subnet.errors import ConfigError, DeadlinePassed, InputError, NotFound, Refusal, Refused, TooLarge, Unreachable
 from subnet.timing import Deadline
 
 T = TypeVar("T")
@@ -239,4 +239,6 @@ class LocalChain:
         if refusal.code in CHAIN_ERRORS:
             reason = refusal.reason.removeprefix(f"{refusal.code}: ")
             raise ChainRefused(refusal.code, reason, hint=refusal.hint, retry_after_s=refusal.retry_after)
+        if refusal.code == NotFound.code:
+            raise NotFound(refusal.reason, hint=refusal.hint, retry_after_s=refusal.retry_after)
         raise Refused(refusal, status=response.status, who="chain")

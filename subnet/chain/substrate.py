@@ -16,6 +16,7 @@ from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
+from scalecodec.base import ScaleBytes  # pyright: ignore[reportMissingTypeStubs]
 from scalecodec.exceptions import RemainingScaleBytesNotEmptyException  # pyright: ignore[reportMissingTypeStubs]
 from scalecodec.utils.ss58 import ss58_decode  # pyright: ignore[reportMissingTypeStubs]
 from substrateinterface import SubstrateInterface  # pyright: ignore[reportMissingTypeStubs]
@@ -42,8 +43,10 @@ ERA_BLOCKS = 64
 """Blocks for which a signed call is good."""
 SIGN_TRIES = 3
 SS58_FORMAT = 42
-MAX_ANSWER_BYTES = 64 << 20
 PAGE = 1000
+MAX_DECODED = 3
+_DECODED: dict[bytes, Any] = {}
+"""Metadata by the digest of its bytes, the newest few. Only read once decoded."""
 
 
 class _Connection(SubstrateInterface):  # pyright: ignore[reportUntypedBaseClass]
@@ -51,6 +54,8 @@ class _Connection(SubstrateInterface):  # pyright: ignore[reportUntypedBaseClass
 
     def __init__(self, url: str, deadline: Deadline) -> None:
         self.deadline = deadline
+        self.pinned: str | None = None
+        """Block whose runtime the library goes by where no other is named; without it, it asks for the head each time."""
         timeout_s = _remaining_s(deadline)
         super().__init__(
             url=url,
@@ -67,6 +72,23 @@ class _Connection(SubstrateInterface):  # pyright: ignore[reportUntypedBaseClass
         options = {"timeout": _remaining_s(self.deadline)}
         self.transport = WebsocketTransport(url=self.url, ws_options=options, auto_reconnect=False)
         self.block_hash = None
+
+    def init_runtime(self, block_hash: str | None = None, block_id: int | None = None) -> None:
+        super().init_runtime(block_hash if block_hash or block_id is not None else self.pinned, block_id)
+
+    def get_block_metadata(self, block_hash: str | None = None, decode: bool = True) -> Any:
+        """Decoded once per process: the same bytes are the same metadata, whoever sends them."""
+        raw: Any = super().get_block_metadata(block_hash, decode=False)
+        if not decode or not isinstance(raw.get("result"), str):
+            return raw
+        digest = blake2b(raw["result"].encode()).digest()
+        if digest not in _DECODED:
+            found: Any = self.runtime_config.create_scale_object("MetadataVersioned", data=ScaleBytes(raw["result"]))
+            found.decode()
+            while len(_DECODED) >= MAX_DECODED:
+                del _DECODED[next(iter(_DECODED))]
+            _DECODED[digest] = found
+        return _DECODED[digest]
 
     def rpc_request(self, method: str, params: Any, result_handler: Any = None) -> Any:
         transport: Any = self.transport
@@ -174,7 +196,7 @@ class SubstrateLink:
 
     async def read(self, items: Sequence[Item], at: str, deadline: Deadline) -> list[object]:
         def work(node: _Connection) -> list[object]:
-            node.init_runtime(block_hash=at)
+            node.pinned = at
             keys = [node.create_storage_key(item.pallet, item.name, list(item.keys)) for item in items]
             found: Any = node.query_multi(keys, block_hash=at) if keys else []
             by_key = {key.to_hex(): value.value for key, value in found}
@@ -187,6 +209,7 @@ class SubstrateLink:
         self, pallet: str, name: str, prefix: Sequence[int | str], at: str, deadline: Deadline
     ) -> list[tuple[object, object]]:
         def work(node: _Connection) -> list[tuple[object, object]]:
+            node.pinned = at
             found: Any = node.query_map(pallet, name, list(prefix), block_hash=at, page_size=PAGE)
             return [(key.value, value.value) for key, value in found]
 
@@ -194,6 +217,7 @@ class SubstrateLink:
 
     async def lacking(self, items: Sequence[Item], calls: Sequence[RawCall], deadline: Deadline) -> list[str]:
         def work(node: _Connection) -> list[str]:
+            node.pinned = str(node.ask("chain_getHead", []))
             node.init_runtime()
             missing = [f"storage {item}" for item in items if not _has_storage(node, item)]
             for call in calls:
@@ -249,7 +273,7 @@ def _compose(node: _Connection, call: RawCall) -> Any:
 
 
 def _submit(node: _Connection, call: RawCall, key: _Key) -> Inclusion:
-    node.block_hash = None  # sign for the newest runtime
+    node.pinned = str(node.ask("chain_getHead", []))
     node.init_runtime()
     composed = _compose(node, call)
     nonce = view.whole(node.ask("system_accountNextIndex", [key.ss58_address]), "system_accountNextIndex")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from subnet.chain.refusals import ChainRefused
 from subnet.chain.subtensor_link import SUBTENSOR, RawCall
+from subnet.errors import InputError
 
 RAW_MAX_BYTES = 128
 COMMITMENT_MAX_BYTES = 512
@@ -67,6 +68,10 @@ def set_commitment(netuid: int, data: bytes) -> RawCall:
         reason = f"{len(data)} bytes; 1 to {COMMITMENT_MAX_BYTES} fit"
         raise ChainRefused("TooManyFieldsInCommitmentInfo", reason)
     variant = f"Raw{len(data)}" if len(data) <= RAW_MAX_BYTES else "BigRaw"
+    if variant == "BigRaw" and data.startswith(b"0x"):
+        raise InputError(
+            "a long commitment that starts with 0x can't be told from hex", hint="commit the bytes it means"
+        )
     return RawCall("Commitments", "set_commitment", {"netuid": netuid, "info": {"fields": [[{variant: data}]]}})
 
 

@@ -62,8 +62,8 @@ class Standing(NamedTuple):
     block_time_s: float
 
     def wait_s(self, block: int) -> float:
-        """Seconds until the rate limit lets another set pass, seen from ``block``."""
-        return max(1, self.rate_limit - (block + 1 - self.last_update)) * self.block_time_s
+        """Seconds from ``block`` until the rate limit lets another pass; the SDK waits a block longer than the chain."""
+        return max(1, self.rate_limit - (block - self.last_update)) * self.block_time_s
 
 
 Compose = Callable[[], Awaitable[tuple[RawCall, int | None]]]
@@ -170,7 +170,7 @@ def seal(call: WeightsCall, schedule: dict[str, int], standing: Standing, hotkey
             current_block=standing.head.number,
             subnet_reveal_period_epochs=schedule["RevealPeriodEpochs"],
             block_time=standing.block_time_s,
-            hotkey=bytes.fromhex(str(core.ss58_decode(hotkey)).removeprefix("0x")),
+            hotkey=bytes(core.ss58_decode(hotkey)),
         )
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(f"the weights can't be sealed: {error}") from error
