@@ -21,7 +21,18 @@ from subnet.errors import IotaError, Refusal
 from subnet.protocol.messages import AnyClaim, BackwardReceipt, ForwardReceipt, JoinAnswer, JoinRequest
 from subnet.protocol.signing import Signer
 from subnet.run.apply import apply
-from subnet.run.events import AnyEvent, HardwareClassSet, Record, RunFinished, RunPlanned, TermStarted
+from subnet.run.events import (
+    AnyEvent,
+    Appealed,
+    CaseClosed,
+    CaseOpened,
+    HardwareClassSet,
+    Record,
+    Rewound,
+    RunFinished,
+    RunPlanned,
+    TermStarted,
+)
 from subnet.run.state import RunState, member_of_boot, new_state, update_delay
 from subnet.timing import TIMEOUTS, Backoff, Clock
 from subnet.words import Member
@@ -29,7 +40,7 @@ from validator.copier import Copier, CopyPolicy
 from validator.copies import Beside, Copy
 from validator.decide import Policy, decide
 from validator.directive_stream import DirectiveFeed
-from validator.history import History
+from validator.history import History, describe
 from validator.inbox import Inbox, Join, Projection
 from validator.index import RunIndex
 from validator.intake import Ignored, admit, admit_join, blobs_to_confirm, boundary_to_confirm
@@ -162,6 +173,8 @@ class Coordinator:
         record = self._journal.stage(event, self._clock.wall_ns())
         self.core.appended(event)
         self._fold(record)
+        if isinstance(event, CaseOpened | CaseClosed | Appealed | Rewound):
+            logger.warning("{}", describe(record))
         self._copier.consider(event, self.state, self._beside)
 
     # --- called by the HTTP interface -------------------------------------------------------------------------
