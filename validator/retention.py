@@ -4,7 +4,7 @@ Holds carry the step they were granted at (plus one, so that the calibrating ste
 (``evidence``) are kept for the audit window; merged partitions (``log``) from the oldest state a joiner would restore;
 ``snapshot`` chunks from the oldest snapshot that somebody may restore or export. Where there are audits, evidence is kept until
 its window is audited and one window more, for other validators, and the log as far back as an audit or a rewind may begin;
-bundles of cases (``case``) are never let go.
+bundles of cases (``case``) outlast the run (:mod:`validator.finished_runs`).
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ class RunTasks:
                 case RunAppeal():
                     completion = Completion(action, await self._auditor().appeal(action.case, state))
         except IotaError as error:
-            logger.warning("{}: {}", type(action).__name__, error)
+            if not isinstance(action, RunAudit):  # the auditor says it itself, once a reason
+                logger.warning("{}: {}", type(action).__name__, error)
             await asyncio.sleep(AGAIN_S)
         self._complete(completion)
 

@@ -27,7 +27,7 @@ from subnet.words import BlobHash
 
 RETENTION_CLASSES = ("evidence", "log", "snapshot", "data", "case")
 """``evidence``: boundary blobs and partials, until the audit window closes; ``log``: merged partitions; ``snapshot``;
-``data``: token shards and submissions; ``case``: a conviction's bundle, for as long as the run's store is kept."""
+``data``: token shards and submissions; ``case``: the bundle of an accusation, until its time behind the run's end is over."""
 
 _NAME = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*(?:/[A-Za-z0-9_\-][A-Za-z0-9_.\-]*)*")
 _LABEL = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]{0,63}")
