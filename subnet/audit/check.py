@@ -15,6 +15,7 @@ from subnet.errors import InputError, VersionUnsupported
 from subnet.model.plan import ModelPlan, ModelUnits
 from subnet.protocol.wire import is_blob_hash
 from subnet.run.events import RunPlanned
+from subnet.run.schedule import StepScalars, step_scalars
 from subnet.words import CALIBRATION_STEP
 
 LIMIT_ELEMENTS = 1 << 42
@@ -92,6 +93,7 @@ def check_case(case: Case) -> ModelPlan:
     plan = plan_of(case.planned)
     _require(0 <= case.stage < plan.num_stages, f"there is no stage {case.stage}")
     _require(CALIBRATION_STEP <= case.step < plan.config.run.steps, f"there is no step {case.step}")
+    _require(case.branch >= 0, f"there is no branch {case.branch}")
     _require(is_blob_hash(case.planned.data), "the run names no data")
     own = own_partitions(plan, case.stage)
     _check_state(case, plan, own)
@@ -115,6 +117,8 @@ def _check_state(case: Case, plan: ModelPlan, own: Sequence[int]) -> None:
     state, needed = case.state, needed_version(case)
     _require(CALIBRATION_STEP <= state.version <= needed, f"snapshot {state.version} is not before state {needed}")
     _require(is_blob_hash(state.manifest), "the state names no snapshot")
+    first = state.version == CALIBRATION_STEP
+    _require(not first or (state.manifest == case.planned.snapshot and state.whole), "the state isn't the run's first")
     _require(not state.root or is_blob_hash(state.root), "the snapshot's root is no hash")
     _require([log.step for log in state.log] == [*range(state.version, needed)], "the log has gaps")
     for log in state.log:
@@ -124,6 +128,9 @@ def _check_state(case: Case, plan: ModelPlan, own: Sequence[int]) -> None:
 def _check_log(plan: ModelPlan, log: LogStep, own: Sequence[int]) -> None:
     what = f"update {log.step}"
     _require((log.scalars is None) == (log.step == CALIBRATION_STEP), f"{what}: scalars where there are none, or none")
+    _require(
+        log.scalars is None or _on_schedule(plan, log.step, log.scalars), f"{what}: scalars off the run's schedule"
+    )
     _require(1 <= log.num_counted <= plan.config.pipeline.microbatches, f"{what}: {log.num_counted} microbatches")
     _require(0 <= log.coefficient_bits < 1 << 32, f"{what}: the coefficient is no fp32")
     _require(sorted(index for index, *_ in log.partitions) == [*own], f"{what}: not the stage's partitions")
@@ -151,6 +158,13 @@ def _check_partial(case: Case, plan: ModelPlan, partial: PartialCase, own: Seque
         _require(item.loss_bits is None or 0 <= item.loss_bits < 1 << 32, f"{name}: the loss is no fp32")
     _distinct([index for index, _ in partial.fingerprints], f"fingerprints of {partial.member}")
     _require({index for index, _ in partial.fingerprints} <= {*own}, f"{who}: fingerprints of other partitions")
+
+
+def _on_schedule(plan: ModelPlan, step: int, told: StepScalars) -> bool:
+    """Whether an update's scalars are the run's; another machine's cosine may round the last bit otherwise."""
+    due = step_scalars(plan.config, step)
+    ours, theirs = msgspec.structs.astuple(due)[:-1], msgspec.structs.astuple(told)[:-1]
+    return due.decays == told.decays and all(abs(a - b) <= 1 for a, b in zip(ours, theirs, strict=True))
 
 
 def _check_skipped(case: Case, plan: ModelPlan) -> None:
