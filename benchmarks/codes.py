@@ -34,6 +34,7 @@ from benchmarks.reference import Reference
 from benchmarks.rounding import cut_model
 from subnet.errors import InputError
 from subnet.run.config import (
+    NO_AUDITS,
     DataSection,
     EvaluationSection,
     ModelSection,
@@ -82,6 +83,7 @@ class Setting:
 
     def config(self, variant: str, seed: int) -> RunConfig:
         return RunConfig(
+            audit=NO_AUDITS,
             run=RunSection(name="codes", seed=seed, steps=self.steps),
             model=ModelSection(config=self.model),
             data=DataSection(sequence_length=self.sequence_length),

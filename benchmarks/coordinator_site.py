@@ -28,6 +28,7 @@ from subnet.protocol.messages import Hello
 from subnet.protocol.signing import Signer, create_wallet
 from subnet.protocol.wire import encode
 from subnet.run.config import (
+    NO_AUDITS,
     DataSection,
     EvaluationSection,
     ModelSection,
@@ -48,6 +49,7 @@ WIDTH = 1024
 
 def run_config(stages: int, microbatches: int) -> RunConfig:
     return RunConfig(
+        audit=NO_AUDITS,
         run=RunSection(name="fleet", seed=1, steps=100_000),
         model=ModelSection(config={"model_type": "llama"}),
         data=DataSection(sequence_length=1024),

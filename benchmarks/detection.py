@@ -68,6 +68,9 @@ learning_rate = 1e-3
 stages = 2
 microbatches = 12
 microbatch_rows = 2
+[audit]
+rate = 0.0
+before_seal = "none"
 [snapshot]
 every_steps = 20
 [evaluation]

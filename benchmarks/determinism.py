@@ -25,6 +25,7 @@ from iota.plan import make_plan
 from iota.prepare import PreparedData, prepare_data
 from subnet.protocol.wire import blob_hash
 from subnet.run.config import (
+    NO_AUDITS,
     DataSection,
     EvaluationSection,
     ModelSection,
@@ -78,6 +79,7 @@ def config_of(
         "tie_word_embeddings": tied,
     }
     return RunConfig(
+        audit=NO_AUDITS,
         run=RunSection(name=f"determinism-{precision}-{'tied' if tied else 'untied'}-{stages}", seed=7, steps=steps),
         model=ModelSection(config=model),
         data=DataSection(sources=(str(data),), sequence_length=64),

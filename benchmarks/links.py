@@ -33,6 +33,7 @@ from iota.swarm import LocalSwarm, SwarmOptions
 from subnet.errors import DeadlinePassed
 from subnet.protocol.api import RunStatus
 from subnet.run.config import (
+    NO_AUDITS,
     DataSection,
     EvaluationSection,
     ModelSection,
@@ -91,6 +92,7 @@ def config_of(shape: Shape, code: str, steps: int, name: str) -> RunConfig:
         "tie_word_embeddings": False,
     }
     return RunConfig(
+        audit=NO_AUDITS,
         run=RunSection(name=name, seed=1, steps=steps),
         model=ModelSection(config=model),
         data=DataSection(sources=(str(data),), sequence_length=shape.sequence_length),

@@ -30,6 +30,7 @@ from benchmarks.plain import Plain
 from benchmarks.reference import Reference
 from subnet.errors import InputError
 from subnet.run.config import (
+    NO_AUDITS,
     DataSection,
     EvaluationSection,
     ModelSection,
@@ -61,6 +62,7 @@ class Setting:
 
     def config(self, seed: int, update_delay: int = 0) -> RunConfig:
         return RunConfig(
+            audit=NO_AUDITS,
             run=RunSection(name=f"parity-{self.name}", seed=seed, steps=self.steps),
             model=ModelSection(config=self.model),
             data=DataSection(sequence_length=self.sequence_length),

@@ -28,6 +28,7 @@ from iota.swarm import SwarmOptions
 from subnet.errors import DeadlinePassed
 from subnet.protocol.api import RunStatus
 from subnet.run.config import (
+    NO_AUDITS,
     DataSection,
     EvaluationSection,
     ModelSection,
@@ -59,6 +60,7 @@ def config_of(shape: Shape, precision: str, steps: int, name: str, update_delay:
         "tie_word_embeddings": True,
     }
     return RunConfig(
+        audit=NO_AUDITS,
         run=RunSection(name=name, seed=1, steps=steps),
         model=ModelSection(config=model),
         data=DataSection(sources=(str(DIRECTORY / f"data-{vocab}"),), sequence_length=shape.sequence_length),

@@ -14,7 +14,7 @@ from schedule_sim import Sim
 from subnet.errors import Exists, NotFound
 from subnet.protocol.signing import Signer
 from subnet.run import events as ev
-from subnet.run.config import ModelSection, RunConfig, RunSection
+from subnet.run.config import NO_AUDITS, ModelSection, RunConfig, RunSection
 from subnet.timing import Deadline, ManualClock
 from subnet.words import GroupShape
 from validator.coordinator import Coordinator
@@ -33,7 +33,7 @@ OFTEN = CopyPolicy(records=8, size_bytes=1 << 30, records_after_snapshot=4)
 NEVER = CopyPolicy(records=10**9, size_bytes=1 << 60, records_after_snapshot=10**9)
 PLANNED = ev.RunPlanned(
     run_id="r",
-    config=RunConfig(run=RunSection(name="r"), model=ModelSection(config={"model_type": "llama"})),
+    config=RunConfig(audit=NO_AUDITS, run=RunSection(name="r"), model=ModelSection(config={"model_type": "llama"})),
     model_config={},
     unit_tensors=(),
     unit_flops_per_token=(1.0, 1.0, 1.0),

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from subnet.model.plan import ModelPlan
 from subnet.model.registry import load_architecture, plan_model
 from subnet.run.config import (
+    NO_AUDITS,
     DataSection,
     MergeSection,
     ModelSection,
@@ -56,6 +57,7 @@ def tiny_plan(
 ) -> ModelPlan:
     model_config = tiny_config(**changes)
     run = RunConfig(
+        audit=NO_AUDITS,
         run=RunSection(name="tiny", seed=7, steps=4),
         model=ModelSection(config=model_config, attention=attention),
         data=DataSection(sequence_length=SEQUENCE),

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Sequence
 
 from subnet.run.config import (
+    NO_AUDITS,
     AuditSection,
     EvaluationSection,
     ModelSection,
@@ -117,7 +118,7 @@ def plan_run(
         ),
         snapshot=SnapshotSection(every_steps=snapshot_every),
         evaluation=EvaluationSection(rows=4 * evaluation_items, every_steps=evaluation_every),
-        audit=audit or AuditSection(),
+        audit=audit or NO_AUDITS,
     )
     groups = tuple(GroupShape((s,), ((s,), (s,))) for s in range(num_stages))
     if tied and num_stages > 1:

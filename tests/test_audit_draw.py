@@ -16,7 +16,7 @@ from subnet.audit import draw
 from subnet.audit.ledger import WorkLedger
 from subnet.errors import InputError
 from subnet.run import events as ev
-from subnet.run.config import AuditSection
+from subnet.run.config import NO_AUDITS, AuditSection
 
 AUDIT = AuditSection(rate=0.03, before_seal="probation")
 
@@ -61,7 +61,7 @@ def test_rates():
     assert draw.rate_of(AUDIT, unchecked=True) == draw.rate_of(AUDIT, marked=True) == pytest.approx(0.12)
     assert draw.rate_of(AUDIT, unchecked=True, marked=True) == pytest.approx(0.48)
     assert draw.rate_of(AuditSection(rate=0.1, before_seal="probation"), unchecked=True, marked=True) == 1.0
-    assert draw.rate_of(AuditSection()) == 0.0
+    assert draw.rate_of(NO_AUDITS) == 0.0
 
 
 def drawn_of(audit: AuditSection, *, marked: bool = False, passed: bool = False, skip: bool = True, seed: int = 44):

@@ -11,7 +11,7 @@ from ledger_cases import ON, Receipts, apply_audited, events_of, folded
 
 from subnet.audit.ledger import FAILED, PASSED, UNDECIDED, UNOPENED, WorkLedger
 from subnet.run import events as ev
-from subnet.run.config import AuditSection
+from subnet.run.config import NO_AUDITS
 from subnet.run.state import RunState, new_state, num_stages, partitions_of
 from subnet.words import Member
 
@@ -93,7 +93,7 @@ def test_a_loaded_ledger_goes_on_like_one_that_saw_everything(seed: int, data: s
 
 def test_nothing_is_kept_of_a_run_without_audits():
     ledger = WorkLedger()
-    folded(SEEDS[0], ledger, AuditSection())
+    folded(SEEDS[0], ledger, NO_AUDITS)
     assert ledger.dump() == WorkLedger().dump()
 
 

@@ -25,6 +25,7 @@ from subnet.model.data import (
     row_group_hashes,
 )
 from subnet.run.config import (
+    NO_AUDITS,
     DataSection,
     EvaluationSection,
     ModelSection,
@@ -39,6 +40,7 @@ SHARD_TOKENS = 3 * ROW_GROUP_BYTES // 2
 
 def config(length: int = 100, *, rows: int = 4, microbatches: int = 3, evaluation: int = 8) -> RunConfig:
     return RunConfig(
+        audit=NO_AUDITS,
         run=RunSection(name="r", seed=11),
         model=ModelSection(config={"model_type": "llama"}),
         data=DataSection(sequence_length=length),

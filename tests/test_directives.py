@@ -11,7 +11,7 @@ from miner.directives import Directives
 from subnet.errors import InputError
 from subnet.net.client import SignedClient
 from subnet.protocol.signing import Signer
-from subnet.run.config import ModelSection, RunConfig, RunSection
+from subnet.run.config import NO_AUDITS, ModelSection, RunConfig, RunSection
 from subnet.run.events import Batch, RunPlanned, TermStarted
 from subnet.words import Cursor, GroupShape
 from validator.directive_stream import DirectiveFeed
@@ -20,7 +20,7 @@ from validator.journal_store import JournalStore
 LEADER = Signer.from_uri("//Leader")
 PLANNED = RunPlanned(
     run_id="r",
-    config=RunConfig(run=RunSection(name="r"), model=ModelSection(config={"model_type": "llama"})),
+    config=RunConfig(audit=NO_AUDITS, run=RunSection(name="r"), model=ModelSection(config={"model_type": "llama"})),
     model_config={},
     unit_tensors=(),
     unit_flops_per_token=(1.0, 1.0, 1.0),

@@ -30,7 +30,7 @@ from subnet.protocol.wire import blob_hash
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.apply import apply
-from subnet.run.config import AuditSection
+from subnet.run.config import NO_AUDITS, AuditSection
 from subnet.run.state import RunState, new_state
 from subnet.words import Commitment, Member
 from validator.intake_proofs import proves
@@ -141,7 +141,7 @@ def test_where_nobody_audits_work_goes_on_with_what_was_sent() -> None:
     apply(state, ev.Forwarded(-1, 0, 0, 1, "x2"))
     assert claims(owed(state, local))
     planned = st.plan(state)
-    state.run = msgspec.structs.replace(planned, config=msgspec.structs.replace(planned.config, audit=AuditSection()))
+    state.run = msgspec.structs.replace(planned, config=msgspec.structs.replace(planned.config, audit=NO_AUDITS))
     assert not claims(owed(state, local))
     assert Push(F, C) in owed(state, local)
 
@@ -276,6 +276,21 @@ def test_what_is_receipted_is_answered_for_whenever_it_was_made(claim: Any, boun
     local.note_receipt(claim)
     assert local.produced == bound
     assert {key for key, made in local.made_from.items() if made.generation == 2} == set(bound)
+
+
+def test_what_others_made_is_never_taken_for_an_output_of_the_stage_that_is_served_next() -> None:
+    """B, now at stage 0, still has the gradient that stage 1 gave it; then it gets the lease of stage 1."""
+    state, local = at_work(), LocalView(version=-1, restored_stage=1)
+    made = BoundaryKey(-1, 1, 0, False)
+    local.boundaries.update({F: "received", made: "mine"})
+    local.kept.update(local.boundaries)
+    local.made_from[made] = MadeFrom("")
+    local.sent_to_me[F] = Sent("received", 1, b"signed")
+    assert local.new_incarnation() == [F]
+    assert set(local.boundaries) == set(local.kept) == {made}
+    assert not local.sent_to_me
+    assert Fetch(X, (A,)) in owed(state, local), "its input is had, and the work done"
+    assert not claims(owed(state, local), msg.ForwardReceipt)
 
 
 # --- on the compute thread ---------------------------------------------------------------------------------------

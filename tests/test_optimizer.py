@@ -15,7 +15,7 @@ from subnet.errors import InputError
 from subnet.numerics.layout import TensorSpec, block_lengths, build_layout
 from subnet.numerics.optimizer import adamw_update_, sqrt_
 from subnet.numerics.roots import leaf_hash, run_root, stage_root
-from subnet.run.config import ModelSection, OptimizerSection, RunConfig, RunSection, ScheduleSection
+from subnet.run.config import NO_AUDITS, ModelSection, OptimizerSection, RunConfig, RunSection, ScheduleSection
 from subnet.run.schedule import StepScalars, bits_fp32, fp32_bits, step_scalars
 
 SPECS = [
@@ -30,6 +30,7 @@ SECTION = build_layout([SPECS], tied=None, qmax=1023).sections[0]
 
 def run_config(weight_decay: float = 0.1) -> RunConfig:
     return RunConfig(
+        audit=NO_AUDITS,
         run=RunSection("r", steps=50),
         model=ModelSection(config={"model_type": "llama"}),
         optimizer=OptimizerSection(learning_rate=3e-3, weight_decay=weight_decay, clip_norm=0.0),

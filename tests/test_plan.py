@@ -33,6 +33,7 @@ from subnet.model.stage import build_stage
 from subnet.numerics.codes import encode
 from subnet.numerics.slices import slice_size
 from subnet.run.config import (
+    NO_AUDITS,
     DataSection,
     MergeSection,
     ModelSection,
@@ -81,6 +82,7 @@ def run_config(
     code: str = "raw",
 ) -> RunConfig:
     return RunConfig(
+        audit=NO_AUDITS,
         run=RunSection(name="r"),
         model=ModelSection(config=model, attention=attention),
         data=DataSection(sequence_length=length),
@@ -296,7 +298,9 @@ def test_measured_costs_cut_the_model() -> None:
             "replicas = [1, 0] is not allowed (one number above 0 for each of 2 stages)",
         ),
         (
-            lambda: make_plan(RunConfig(run=RunSection(name="r"), model=ModelSection(pretrained="llm"))),
+            lambda: make_plan(
+                RunConfig(audit=NO_AUDITS, run=RunSection(name="r"), model=ModelSection(pretrained="llm"))
+            ),
             "the run's model config isn't known (give the config.json of model.pretrained)",
         ),
     ],

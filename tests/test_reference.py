@@ -16,6 +16,7 @@ from benchmarks.reference import EMBEDDING, HEAD, Entry, Reference
 from benchmarks.setting import draw, training_rows
 from subnet.errors import InputError
 from subnet.run.config import (
+    NO_AUDITS,
     DataSection,
     EvaluationSection,
     ModelSection,
@@ -51,6 +52,7 @@ def a_config(
     *, tied: bool = False, compute: str = "fp32", chunks: int = 1, clip: float = 1.0, **optimizer
 ) -> RunConfig:
     return RunConfig(
+        audit=NO_AUDITS,
         run=RunSection(name="tiny", seed=7, steps=20),
         model=ModelSection(config={**SHAPE, "tie_word_embeddings": tied}),
         data=DataSection(sequence_length=16),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subnet.errors import InputError
-from subnet.run.config import ModelSection, OptimizerSection, RunConfig, RunSection, ScheduleSection
+from subnet.run.config import NO_AUDITS, ModelSection, OptimizerSection, RunConfig, RunSection, ScheduleSection
 from subnet.run.schedule import (
     SQUARES_BIAS,
     bits_fp32,
@@ -26,6 +26,7 @@ from subnet.run.schedule import (
 
 def config(**optimizer: object) -> RunConfig:
     return RunConfig(
+        audit=NO_AUDITS,
         run=RunSection("r", steps=100),
         model=ModelSection(config={"model_type": "llama"}),
         optimizer=OptimizerSection(**optimizer),  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from iota.swarm import LocalSwarm, SwarmOptions
 from subnet.protocol.api import RunStatus
 from subnet.protocol.wire import blob_hash
 from subnet.run.config import (
+    NO_AUDITS,
     DataSection,
     EvaluationSection,
     ModelSection,
@@ -55,6 +56,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreparedData, Path]:
 
 def a_config(data: Path, name: str, *, boundaries: str = "straight", stages: int = 2) -> RunConfig:
     return RunConfig(
+        audit=NO_AUDITS,
         run=RunSection(name=name, seed=3, steps=STEPS),
         model=ModelSection(config=MODEL),
         data=DataSection(sources=(str(data),), sequence_length=32),

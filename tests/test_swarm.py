@@ -52,6 +52,9 @@ learning_rate = 1e-2
 stages = 2
 microbatches = 4
 microbatch_rows = 2
+[audit]
+rate = 0.0
+before_seal = "none"
 [snapshot]
 every_steps = 2
 [evaluation]

@@ -208,10 +208,10 @@ class HardwareSection(_Section, frozen=True):
 class AuditSection(_Section, frozen=True):
     """How much of the work is done again by a validator, and when. Off only where every machine is the builder's own."""
 
-    rate: float = 0.0
+    rate: float = 0.02
     """Share of the members' partials (one member's sum of one step at one stage) redone after their seal. Never 0 unless
     ``before_seal`` is ``all`` (nothing is left to redo) or ``none`` (no audits at all)."""
-    before_seal: str = "none"
+    before_seal: str = "probation"
     """Whose partials are redone before the seal: ``probation`` (new and suspected members), ``all``, or ``none``."""
     probation_items: int = 16
     """Work items of a new or suspected hotkey that must have been redone, and right, before its word is taken."""
@@ -246,6 +246,10 @@ class AuditSection(_Section, frozen=True):
     @property
     def on(self) -> bool:
         return self.before_seal != "none"
+
+
+NO_AUDITS = AuditSection(rate=0.0, before_seal="none")
+"""Where every machine is the builder's own, and for measurements of something else."""
 
 
 class PricesSection(_Section, frozen=True):
