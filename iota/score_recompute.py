@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 
 import msgspec
 
@@ -132,7 +131,7 @@ def _saved_segments(path: Path) -> Iterator[SegmentFile]:
 async def _from_store(
     address: StoreAddress, run: str, policy: ScorePolicy, at_s: float | None, save: Path | None
 ) -> Recomputed:
-    async with _Opened(address) as store:
+    async with _opened(address) as store:
         return await recompute_run(store, run, policy, at_s, save=save)
 
 
@@ -233,44 +232,30 @@ def _result(
     )
 
 
-class _Opened(AbstractAsyncContextManager[OwnerStore]):
-    """The store at an address, without a validator: closed at the end, its index in a directory of its own."""
-
-    def __init__(self, address: StoreAddress) -> None:
-        self._address = address
-        self._directory = TemporaryDirectory(prefix="iota-score-")
-        self._store: OwnerStore | None = None
-
-    async def __aenter__(self) -> OwnerStore:
-        self._store = await self._make()
-        return self._store
-
-    async def _make(self) -> OwnerStore:
-        from subnet.store.s3_place import S3Place, S3Signer, find_credentials, is_s3
-
-        address = self._address
-        if not is_s3(address.url):
-            from subnet.store.embedded import EmbeddedStore
-            from subnet.store.signed_urls import load_or_create_secret
-
-            path = address.secret.expanduser()
-            if not path.exists():
-                raise ConfigError(
-                    f"there is no store secret in {path}", hint="copy the store's file, see --store.secret"
-                )
-            return EmbeddedStore(address.url, load_or_create_secret(path))
-        from subnet.store.s3 import S3Store
-
-        place = S3Place.parse(address.url, endpoint=address.endpoint, region=address.region)
-        credentials = await asyncio.to_thread(find_credentials, address.credentials)
-        index = Path(self._directory.name) / "index.db"
-        return await asyncio.to_thread(lambda: S3Store(S3Signer(place, credentials), index, owner="iota-score"))
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+@asynccontextmanager
+async def _opened(address: StoreAddress) -> AsyncGenerator[OwnerStore]:
+    """The store at an address, without a validator; its index lies in a directory of its own."""
+    with TemporaryDirectory(prefix="iota-score-") as directory:
+        store = await _make_store(address, Path(directory) / "index.db")
         try:
-            if self._store is not None:
-                await self._store.close()
+            yield store
         finally:
-            self._directory.cleanup()
+            await store.close()
+
+
+async def _make_store(address: StoreAddress, index: Path) -> OwnerStore:
+    from subnet.store.s3_place import S3Place, S3Signer, find_credentials, is_s3
+
+    if not is_s3(address.url):
+        from subnet.store.embedded import EmbeddedStore
+        from subnet.store.signed_urls import load_or_create_secret
+
+        path = address.secret.expanduser()
+        if not path.exists():
+            raise ConfigError(f"there is no store secret in {path}", hint="copy the store's file, see --store.secret")
+        return EmbeddedStore(address.url, load_or_create_secret(path))
+    from subnet.store.s3 import S3Store
+
+    place = S3Place.parse(address.url, endpoint=address.endpoint, region=address.region)
+    credentials = await asyncio.to_thread(find_credentials, address.credentials)
+    return await asyncio.to_thread(lambda: S3Store(S3Signer(place, credentials), index, owner="iota-score"))

@@ -14,6 +14,7 @@ import pytest
 from journal_cases import records_of
 from lead_cases import FIRST, Keys, Run
 from ledger_cases import with_audits
+from score_cases import put_schedule
 
 from iota.cli.main import main
 from iota.cli.scores import _policy
@@ -286,15 +287,7 @@ def test_unpaid_sums_are_named(capsys: pytest.CaptureFixture[str]):
 def in_store(seed: int = 54, name: str = "tiny", run_id: str = "") -> tuple[Keys, Run, ScoreBook]:
     """A random schedule's journal as its leader's signed segments, and the book that saw the same records."""
     run, book = Run(Keys(), name, run_id), ScoreBook()
-    events = list[ev.AnyEvent]()
-    for record in records_of(seed):
-        event = record.event
-        if isinstance(event, ev.TermStarted):
-            event = msgspec.structs.replace(event, hotkey=FIRST.hotkey)
-        events.append(event)
-        if isinstance(event, ev.QUORUM_EVENTS):
-            run.put(*events)
-            events = []
+    put_schedule(run, seed)
     for data in run.records:
         book.run(run.run_id).note(msgspec.msgpack.decode(data, type=ev.Record))
     return run.keys, run, book

@@ -11,52 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_cases import OFTEN, SEEDS, Rig, records_of
+from score_cases import Owner, judged
 
 from subnet.run import events as ev
 from subnet.score.book import RunBook
 from subnet.score.policy import ScorePolicy
 from subnet.score.recompute import combined, recompute
-from subnet.words import Member
-from validator.projection import SessionProjection
-
-OUTCOMES = ("convicted", "fault", "cleared", "unconfirmed")
-
-
-def judged(records: tuple[ev.Record, ...], rng: random.Random) -> list[ev.Record]:
-    """The journal with times, and with audits, cases, appeals and rewinds that come at random."""
-    events: list[ev.AnyEvent] = []
-    sealed: list[tuple[int, int, Member]] = []
-    leader, audits, cases = "", 0, 0
-    for record in records:
-        event = record.event
-        events.append(event)
-        if isinstance(event, ev.TermStarted):
-            leader = event.hotkey
-        if isinstance(event, ev.StageSealed):
-            sealed += [(event.step, entry.stage, entry.member) for entry in event.entries]
-        if not sealed or rng.random() > 0.03:
-            continue
-        step, stage, member = rng.choice(sealed)
-        kind = rng.choice(["audit", "audit", "audit", "case", "rewind"])
-        if kind == "audit":
-            audits += 1
-            events.append(ev.AuditOpened(audits, step, stage, 0, (member,), rng.choice([leader, "other"]), ()))
-            outcome = {rng.choice(["passed", "failed", "undecided"]): (member,)}
-            unopened = (rng.choice(sealed)[2],) if rng.random() < 0.3 else ()
-            events.append(ev.AuditClosed(audits, unopened=unopened, **outcome))
-        elif kind == "case":
-            cases += 1
-            events.append(ev.CaseOpened(cases, member.hotkey, member, step, stage, "partial", "", "", True))
-            events.append(ev.CaseClosed(cases, rng.choice(OUTCOMES)))
-            if rng.random() < 0.5:
-                events.append(ev.Appealed(cases, rng.random() < 0.5, ""))
-        else:
-            events.append(ev.Rewound(step, 1, 1))
-    time_ns, stamped = 1_700_000_000 * 10**9, list[ev.Record]()
-    for number, event in enumerate(events):
-        time_ns += rng.choice([0, 10**6, 10**9, 90 * 10**9, -(10**6)])
-        stamped.append(ev.Record(number, time_ns, event))
-    return stamped
 
 
 @settings(max_examples=25, deadline=None)
@@ -116,19 +76,6 @@ def test_work_is_the_sum_over_seals_that_the_formula_says(seed: int, noise: int,
     for hotkey, work in expected.items():
         assert scores[hotkey].work == pytest.approx(work, rel=1e-9)
     assert {hotkey for hotkey, score in scores.items() if score.work} == {h for h, work in expected.items() if work}
-
-
-class Owner:
-    """What a session keeps: the book, fed by the coordinator, in each copy of the fold."""
-
-    def __init__(self) -> None:
-        self.book, self.seen = RunBook(), list[ev.Record]()
-        self.projection = SessionProjection(self.book)
-        self.dump, self.load = self.projection.dump, self.projection.load
-
-    def fold(self, record: ev.Record) -> None:
-        self.book.note(record)
-        self.seen.append(record)
 
 
 async def test_a_restarted_validator_has_the_scores_that_the_journal_gives(
