@@ -13,11 +13,12 @@ from store_worlds import EmbeddedWorld
 from subnet.audit import build
 from subnet.audit.bundle import decode_case
 from subnet.audit.case import Distance, Findings, OtherClass, RedonePartial
-from subnet.errors import InputError, IotaError, NotFound
+from subnet.errors import Busy, InputError, IotaError, NotFound
 from subnet.run.audits import CaseState
 from subnet.run.state import new_state
 from subnet.timing import Deadline
 from subnet.words import BlobHash, Member
+from validator.audit_evidence import BundleMaker
 from validator.audit_runner import MAX_TRIES
 
 pytestmark = pytest.mark.timeout(900)
@@ -158,6 +159,23 @@ async def test_why_an_audit_fails_here_is_told_until_it_succeeds(world: World) -
         await world.audit(1, runner)
     assert (await world.audit(1, runner)) is not None
     assert 1 not in runner.doing
+
+
+async def test_a_disk_full_of_other_bundles_is_waited_for_and_no_failure(world: World) -> None:
+    await world.put()
+    cases = [world.live.case(STEP, stage) for stage in (0, 1)]
+    sizes: list[int] = []
+    for number, case in enumerate(cases):
+        alone = BundleMaker(world.store, world.directory / f"alone-{number}", 1 << 30)
+        async with alone.bundle(case, Deadline.after(60)) as bundle:
+            sizes.append(sum(bundle.sizes.values()))
+    maker = BundleMaker(world.store, world.directory / "both", max(sizes) + 1000)
+    async with maker.bundle(cases[0], Deadline.after(60)):
+        with pytest.raises(Busy, match="other bundles"):
+            async with maker.bundle(cases[1], Deadline.after(60)):
+                pytest.fail("there was room for both")
+    async with maker.bundle(cases[1], Deadline.after(60)) as bundle:
+        assert sum(bundle.sizes.values()) == sizes[1]
 
 
 async def test_nothing_is_said_of_an_audit_that_ended_meanwhile(world: World) -> None:

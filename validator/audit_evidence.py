@@ -19,7 +19,7 @@ from loguru import logger
 
 from subnet.audit.bundle import BLOBS_NAME, CASE_NAME, Needed, needed_blobs, useful_blobs
 from subnet.audit.case import Case
-from subnet.errors import Corrupt, HashMismatch, IotaError, NotFound, OutOfSpace
+from subnet.errors import Busy, Corrupt, HashMismatch, IotaError, NotFound, OutOfSpace
 from subnet.protocol import wire
 from subnet.store.base import MAX_SIZES, OwnerStore
 from subnet.store.disk import BlobCache, atomic_write
@@ -207,7 +207,12 @@ class BundleMaker:
             data = await self._row_group(item, limit) if item.shard else None
             if data is None:
                 data = await self._store.get_blob(BlobHash(item.hash), size_bytes, deadline=limit)
-            await asyncio.to_thread(self._cache.put, BlobHash(item.hash), data, pin=making.ticket)
+            try:
+                await asyncio.to_thread(self._cache.put, BlobHash(item.hash), data, pin=making.ticket)
+            except OutOfSpace as error:
+                if len(self._tickets) > 1:  # it fits by itself: when the others are given back there is room
+                    raise Busy(f"the disk of audits is full of other bundles: {error.reason}") from error
+                raise
         making.read_bytes += size_bytes
         if not await asyncio.to_thread(self._link, item.hash, making):
             raise Corrupt(f"blob {item.hash[:16]} left the cache of audits while it was pinned")
