@@ -115,11 +115,9 @@ class Miner(Merging):
     def drop(self) -> None:
         """Whatever belongs to an incarnation goes with it."""
         self.boot, self.me = self.sim.unique(), None
-        self.local.new_incarnation()
+        for key in self.local.new_incarnation():
+            self.values.pop(key, None)
         self.local.jobs.clear()
-        for key in [key for key in self.local.boundaries if key not in self.local.made_from]:
-            for held in (self.local.boundaries, self.local.kept, self.local.sent_to_me, self.values):
-                held.pop(key, None)  # it may serve another stage: what it was given isn't what it makes
         self.sums, self.own_slices, self.slices, self.running, self.claimed = {}, {}, {}, {}, set()
 
     def rewind(self, step: int) -> None:
@@ -139,8 +137,15 @@ class Miner(Merging):
         value = self.values[key]
         found = st.item(self.state, key.step, key.microbatch, key.stage)
         generation = found.generation if found else 0
-        if found is not None and found.member == self.me:
-            self.local.bind(key, generation)
+        made = self.local.made_from.get(key)
+        named = found is not None and toy.name(value) == (found.backward_hash if key.backward else found.forward_hash)
+        if (
+            found is not None
+            and found.member == self.me
+            and not named
+            and (made is None or made.generation != generation)
+        ):
+            return  # made under an earlier lease: under this one it may come out otherwise
         frame = msg.BoundaryFrame(
             run="toy",
             step=key.step,

@@ -16,6 +16,7 @@ from validator.policy import Policy
 from validator.watch import Watch
 
 MIN_MISMATCHES = 4
+OTHER_INPUT = "its input isn't what is receipted"
 APPEAL_RETRY_S = 60.0
 """A convicted hotkey whose appeal runs may ask to join again after this time."""
 _CHARGES = {"unopened": "evidence wasn't opened", "equivocation": "it signed two things about one boundary"}
@@ -39,11 +40,17 @@ def lacks_forward(state: RunState, claim: msg.ForwardReceipt, *, evaluation: boo
         return ""
     if claim.stage < st.num_stages(state) - 1 and not claim.output:
         return "the receipt names no output"
-    if not evaluation or claim.stage == 0:
+    if claim.stage == 0:
         return ""
     before = st.item(state, claim.step, claim.microbatch, claim.stage - 1)
     said = before.forward_hash if before is not None else ""
-    return "" if said and claim.input == said else "its input isn't what is receipted"
+    other = claim.input != said if evaluation else _is_other(claim.input, said)
+    return OTHER_INPUT if other or (evaluation and not said) else ""
+
+
+def _is_other(used: str, said: str) -> bool:
+    """Its maker may not have receipted it yet; what is receipted otherwise is found out by whoever has used it, and redone."""
+    return bool(used and said and used != said)
 
 
 def lacks_output(state: RunState, item: Item, claim: msg.BackwardReceipt) -> str:
@@ -53,6 +60,9 @@ def lacks_output(state: RunState, item: Item, claim: msg.BackwardReceipt) -> str
     last = claim.stage == st.num_stages(state) - 1
     if not last and not item.forward_hash and not claim.forward:
         return "the receipt doesn't name the forward's output"
+    above = st.item(state, claim.step, claim.microbatch, claim.stage + 1)
+    if above is not None and _is_other(claim.input, above.backward_hash):
+        return OTHER_INPUT
     return "the receipt names no output" if claim.stage > 0 and not claim.output else ""
 
 

@@ -152,26 +152,32 @@ def _note_said(state: RunState, step: int, microbatch: int, stage: int) -> None:
     if not config(state).audit.on or is_evaluation(state, microbatch):
         return
     work, found = _item(state, step, microbatch, stage)
-    below = work.items[stage - 1][microbatch].said_forward if stage > 0 else ""
-    above = work.items[stage + 1][microbatch].said_backward if stage + 1 < len(work.items) else ""
-    hotkey = found.member.hotkey if found.member is not None else ""
+    by_forward, by_backward = _sayings(work, stage, microbatch, found)
     if found.forward_hash:
-        by = Saying(hotkey, below)
         if found.said_forward and found.said_forward != found.forward_hash:
             _mark_stale(state, work, stage + 1, microbatch, backward=False)
-            _contradicted(work, found, found.forward_by, by)
-        found.said_forward, found.forward_by = found.forward_hash, by
+            _contradicted(work, found, found.forward_by, by_forward)
+        found.said_forward, found.forward_by = found.forward_hash, by_forward
     if found.backward_hash:
-        by = Saying(hotkey, below, above)
         if found.said_backward and found.said_backward != found.backward_hash:
             _mark_stale(state, work, stage - 1, microbatch, backward=True)
-            _contradicted(work, found, found.backward_by, by)
-        found.said_backward, found.backward_by = found.backward_hash, by
+            _contradicted(work, found, found.backward_by, by_backward)
+        found.said_backward, found.backward_by = found.backward_hash, by_backward
 
 
-def _contradicted(work: StepWork, found: Item, before: Saying | None, by: Saying) -> None:
-    """Once may be somebody else's lie: an input that was sent wrong, and receipted right. Then it is its own."""
-    if before == by:
+def _sayings(work: StepWork, stage: int, microbatch: int, found: Item) -> tuple[Saying | None, Saying | None]:
+    """Who says what it says now of which inputs; None where it can't be told which: they aren't receipted, or stale."""
+    below = work.items[stage - 1][microbatch].forward_hash if stage > 0 else ""
+    above = work.items[stage + 1][microbatch].backward_hash if stage + 1 < len(work.items) else ""
+    if found.member is None or (stage, microbatch) in work.stale or (stage > 0 and not below):
+        return None, None
+    forward = Saying(found.member.hotkey, below)
+    return forward, Saying(forward.hotkey, below, above) if above or stage + 1 == len(work.items) else None
+
+
+def _contradicted(work: StepWork, found: Item, before: Saying | None, by: Saying | None) -> None:
+    """Who is honest says one thing of the inputs that are receipted: a receipt of others is refused."""
+    if by is not None and before == by:
         found.contradictions += 1
         if found.contradictions >= MOST_CONTRADICTIONS:
             work.fickle.add(by.hotkey)
