@@ -16,6 +16,7 @@ from loguru import logger
 
 from miner.settings import MinerSettings
 from subnet.chain.base import Chain, Metagraph
+from subnet.chain.connect import register_command
 from subnet.errors import ConfigError, IotaError, NotFound, Unreachable
 from subnet.net.border import os_reason
 from subnet.net.client import SignedClient
@@ -231,8 +232,14 @@ class ValidatorFinder:
         if metagraph.neuron(self._signer.hotkey) is None:
             raise ConfigError(
                 f"hotkey {self._signer.hotkey} isn't registered on subnet {settings.netuid}",
-                hint=f"iota chain register --netuid {settings.netuid} --wallet.name {settings.wallet_name} "
-                f"--wallet.hotkey {settings.wallet_hotkey} --wallet.path {settings.wallet_path}",
+                hint=register_command(
+                    settings.chain,
+                    settings.chain_endpoint,
+                    settings.netuid,
+                    settings.wallet_name,
+                    settings.wallet_hotkey,
+                    str(settings.wallet_path),
+                ),
             )
 
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 from loguru import logger
 
 from subnet.chain.base import Chain, Metagraph
+from subnet.chain.connect import register_command
 from subnet.errors import InputError, IotaError
 from subnet.protocol.signing import Signer
 from validator.scoring import Score
@@ -69,8 +70,14 @@ class ChainSide:
         if self._signer.hotkey not in self.coldkeys:
             raise InputError(
                 f"hotkey {self._signer.hotkey} isn't registered on subnet {settings.netuid}",
-                hint=f"iota chain register --netuid {settings.netuid} --wallet.name {settings.wallet_name} "
-                f"--wallet.hotkey {settings.wallet_hotkey}",
+                hint=register_command(
+                    settings.chain,
+                    settings.chain_endpoint,
+                    settings.netuid,
+                    settings.wallet_name,
+                    settings.wallet_hotkey,
+                    str(settings.wallet_path),
+                ),
             )
         return metagraph
 

@@ -20,6 +20,9 @@ from subnet.errors import ConfigError, IotaError
 from subnet.timing import TIMEOUTS, Deadline
 from validator.scoring import Score
 
+MAX_WAITING_COMMITS = 4
+"""Commits in a row of which the chain should have revealed one."""
+
 Status = Literal["set", "refused", "failed", "differs", "nothing"]
 
 
@@ -69,8 +72,12 @@ class WeightsReport(msgspec.Struct, frozen=True, kw_only=True):
     uids: tuple[int, ...] = ()
     values: tuple[int, ...] = ()
     wait_blocks: int | None = None
+    reveal_round: int | None = None
+    """Where they were committed: when the chain reveals them."""
 
     def __str__(self) -> str:
+        if self.status == "set" and self.reveal_round is not None:
+            return f"weights committed at block {self.block} for {len(self.uids)} uids, revealed at {self.reveal_round}"
         if self.status == "set":
             return f"weights set at block {self.block} for {len(self.uids)} uids"
         hint = f" ({self.hint})" if self.hint else ""
@@ -185,6 +192,7 @@ class WeightSetter:
         self._sleep = sleep
         self._timeout_s = timeout_s
         self._tempo_s = 0.0
+        self._commits = CommitBook()
         self.last_report: WeightsReport | None = None
 
     async def run(self, on_report: Callable[[WeightsReport], None] | None = None) -> None:
@@ -235,6 +243,10 @@ class WeightSetter:
             return WeightsReport(
                 status="nothing", code=plan.code, reason=plan.reason, hint=plan.hint, wait_blocks=plan.wait_blocks
             )
+        own = metagraph.neuron(self._own_hotkey)
+        if self._commits.waiting and own is not None:
+            shown = await chain.weights(netuid, own.uid, mechanism=policy.mechanism, timeout_s=deadline.remaining_s())
+            self._commits.look(shown)
         receipt = await chain.set_weights(
             netuid,
             plan.weights,
@@ -242,9 +254,9 @@ class WeightSetter:
             mechanism=policy.mechanism,
             timeout_s=deadline.remaining_s(),
         )
-        own = metagraph.neuron(self._own_hotkey)
+        self._commits.note(receipt)
         stored = None
-        if own is not None:
+        if own is not None and receipt.reveal_round is None:
             stored = await chain.weights(netuid, own.uid, mechanism=policy.mechanism, timeout_s=deadline.remaining_s())
         return _compare(plan, receipt, stored)
 
@@ -259,9 +271,45 @@ class WeightSetter:
         logger.log(level, "{}", report)
 
 
+class CommitBook:
+    """Commits that the chain hasn't revealed yet. Says once when it reveals none of them, and again when it does."""
+
+    def __init__(self) -> None:
+        self.waiting: list[WeightsReceipt] = []
+        self._warned = False
+
+    def note(self, receipt: WeightsReceipt) -> None:
+        self.waiting = [*self.waiting[1 - MAX_WAITING_COMMITS :], receipt] if receipt.reveal_round is not None else []
+
+    def look(self, shown: WeightsReceipt | None) -> None:
+        """``shown``: what the chain stores now."""
+        stored = (shown.uids, shown.values) if shown is not None else None
+        ages = [age for age, commit in enumerate(self.waiting) if (commit.uids, commit.values) == stored]
+        if ages:
+            self.waiting = self.waiting[ages[-1] + 1 :]
+            if self._warned:
+                logger.info("the chain reveals committed weights again")
+            self._warned = False
+        elif len(self.waiting) >= MAX_WAITING_COMMITS and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the chain revealed none of the last {} commits of weights: is this machine's clock right, "
+                "and does the hotkey hold a permit?",
+                len(self.waiting),
+            )
+
+
 def _compare(plan: WeightPlan, receipt: WeightsReceipt, stored: WeightsReceipt | None) -> WeightsReport:
-    """Success is what the chain stores, not what it answered."""
+    """Success is what the chain stores, not what it answered. A commit was read back where it was made."""
     uids, values = to_u16(plan.weights)
+    if receipt.reveal_round is not None:
+        return WeightsReport(
+            status="set",
+            block=receipt.block,
+            uids=receipt.uids,
+            values=receipt.values,
+            reveal_round=receipt.reveal_round,
+        )
     if stored is None:
         return WeightsReport(
             status="differs", code="not_stored", reason="the chain said yes and stores nothing", block=receipt.block

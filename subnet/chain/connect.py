@@ -76,7 +76,8 @@ def register_command(
             f"{where}"
         )
     target = (endpoint or network).removeprefix(SUBSTRATE)
+    path = f" --wallet-path {wallet_path}" if wallet_path else ""
     return (
         f"btcli subnets register --netuid {netuid} --network {target} --wallet {wallet_name} "
-        f"--wallet-hotkey {wallet_hotkey}"
+        f"--wallet-hotkey {wallet_hotkey}{path}"
     )
