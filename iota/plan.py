@@ -19,6 +19,7 @@ from subnet.model.memory import (
     boundary_bytes,
     boundary_bytes_per_token,
     graphs_in_flight,
+    made_bytes,
     slice_bytes,
     stage_memory,
 )
@@ -26,6 +27,7 @@ from subnet.model.plan import ModelPlan
 from subnet.model.registry import check_run, load_architecture, plan_model
 from subnet.model.unit_costs import measure_unit_costs as _measure
 from subnet.numerics.codes import RAW
+from subnet.run.audits import evidence_steps
 from subnet.run.config import RunConfig
 from validator.stage_plan import plan_cuts, stage_costs
 
@@ -100,6 +102,8 @@ class Plan(msgspec.Struct, frozen=True):
     boundary_code: str
     boundary_bytes_per_token: float
     """One way, at one boundary."""
+    evidence: tuple[int, ...]
+    """Bytes of boundaries that a miner keeps on its disk for audits: while these keep up, and at most."""
     raw_bytes_per_token: int
     """Without a code."""
     stages: tuple[StagePlan, ...]
@@ -180,6 +184,10 @@ def make_plan(
         boundary_code=config.pipeline.boundary_code,
         boundary_bytes_per_token=boundary_bytes_per_token(plan),
         raw_bytes_per_token=4 * plan.hidden_size,
+        evidence=tuple(
+            max(made_bytes(plan, stage, count) for stage, count in enumerate(served)) * steps
+            for steps in evidence_steps(config)
+        ),
         stages=stages,
         store=store,
     )
@@ -244,6 +252,8 @@ def render(plan: Plan) -> Group:
         f"{plan.tokens_per_step} tokens; cut {by}",
         f"boundaries: {plan.boundary_code}, {plan.boundary_bytes_per_token:.0f} bytes a token and boundary each way"
         + (f" (raw: {plan.raw_bytes_per_token})" if plan.boundary_code != RAW else ""),
+        f"evidence: {human_bytes(plan.evidence[0])} of boundaries kept by a miner of the stage with most, at most "
+        f"{human_bytes(plan.evidence[1])} (see --limit.boundary_disk_gib)",
     ]
     store = plan.store
     store_lines = [

@@ -23,6 +23,7 @@ from loguru import logger
 
 from miner.local_view import BoundaryKey
 from subnet.logs import ReasonLog
+from subnet.store.disk import free_bytes
 
 Buffer = bytes | bytearray | memoryview
 
@@ -64,9 +65,11 @@ def as_bytes(data: Buffer) -> memoryview:
 class BoundaryCache:
     """``memory_bytes`` bounds what lies in memory after ``spill``, ``disk_bytes`` what lies on disk."""
 
-    def __init__(self, directory: Path, *, memory_bytes: int, disk_bytes: int, durable: bool = False) -> None:
-        """Blocks on the disk. Without ``durable`` what another process has left is removed."""
-        self._directory, self._durable = directory, durable
+    def __init__(
+        self, directory: Path, *, memory_bytes: int, disk_bytes: int, durable: bool = False, reserve_bytes: int = 0
+    ) -> None:
+        """Blocks on the disk. Without ``durable`` what another process has left is removed; ``reserve_bytes`` stay free."""
+        self._directory, self._durable, self._reserve_bytes = directory, durable, reserve_bytes
         self._memory_budget, self._disk_budget = memory_bytes, disk_bytes
         self._entries: OrderedDict[BoundaryKey, _Entry] = OrderedDict()
         self.kept: dict[BoundaryKey, str] = {}
@@ -189,7 +192,7 @@ class BoundaryCache:
     def _due(self, keep_step: int) -> dict[BoundaryKey, _Entry]:
         """What goes to disk next: as much as is written in one go; it has room there."""
         batch: dict[BoundaryKey, _Entry] = {}
-        batch_bytes = 0
+        batch_bytes, room_bytes = 0, self._room_bytes()
         for key in [key for key, entry in self._entries.items() if entry.data is not None and key.step < keep_step]:
             entry = self._entries.get(key)
             if entry is None:
@@ -198,7 +201,7 @@ class BoundaryCache:
             if not over and not (self._durable and entry.own):
                 continue
             together_bytes = batch_bytes + entry.size_bytes
-            fits = self.disk_used + together_bytes <= self._disk_budget
+            fits = together_bytes <= room_bytes
             if batch and (together_bytes > BATCH_BYTES or len(batch) == BATCH_FILES or (over and not fits)):
                 break
             if over and not self._make_room(entry.size_bytes, key.step):
@@ -232,7 +235,7 @@ class BoundaryCache:
 
     def _make_room(self, size_bytes: int, step: int) -> bool:
         """Drop older steps from disk until ``size_bytes`` fit; False if only this step's or newer are there."""
-        while self.disk_used + size_bytes > self._disk_budget:
+        while size_bytes > self._room_bytes():
             oldest = min((key.step for key, entry in self._entries.items() if entry.data is None), default=step)
             if oldest >= step:
                 return False
@@ -240,15 +243,27 @@ class BoundaryCache:
                 self._give_up(key)
         return True
 
+    def _room_bytes(self) -> int:
+        """Within the budget, and beside what stays free on the disk."""
+        room_bytes = self._disk_budget - self.disk_used
+        if not self._reserve_bytes:
+            return room_bytes
+        try:
+            return min(room_bytes, free_bytes(self._directory) - self._reserve_bytes)
+        except OSError as error:
+            self._reasons.note("boundaries", f"os_error_{error.errno}", f"can't be kept on disk: {error}")
+            return 0
+
     def _give_up(self, key: BoundaryKey) -> None:
         """Somebody may still ask for it, but there is no room."""
-        reason = f"{self._disk_budget} bytes on disk are not enough for all that an audit may want: the oldest go"
+        used = f"{self.disk_used} of {self._disk_budget} bytes on disk"
+        reason = f"{used} are not enough for all that an audit may want (or the disk is full): the oldest go"
         self._reasons.note("boundaries", "budget", reason)
         self._forget(key)
 
 
 def boundaries_of_run(
-    directory: Path, run_id: str, *, memory_bytes: int, disk_bytes: int, durable: bool
+    directory: Path, run_id: str, *, memory_bytes: int, disk_bytes: int, durable: bool, reserve_bytes: int = 0
 ) -> BoundaryCache:
     """The cache of a run, under a directory where only one run's are kept. Blocks on the disk."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -257,7 +272,13 @@ def boundaries_of_run(
             shutil.rmtree(other, ignore_errors=True)
         elif not other.is_dir():
             other.unlink()
-    return BoundaryCache(directory / run_id, memory_bytes=memory_bytes, disk_bytes=disk_bytes, durable=durable)
+    return BoundaryCache(
+        directory / run_id,
+        memory_bytes=memory_bytes,
+        disk_bytes=disk_bytes,
+        durable=durable,
+        reserve_bytes=reserve_bytes,
+    )
 
 
 def _write_all(temp: Path, files: list[tuple[Path, memoryview | None]]) -> None:

@@ -130,8 +130,9 @@ class RunContext:
         return PeerAddress(member.hotkey, info.host, info.port) if info else None
 
     def new_incarnation(self) -> None:
-        """Accumulators and graphs never survive an incarnation."""
-        self.local.new_incarnation()
+        """Accumulators and graphs never survive an incarnation, nor does what it got from others."""
+        for key in self.local.new_incarnation():
+            self.cache.drop(key)
         self.slices.clear()
         self.merged.clear()
         self.member = None

@@ -146,8 +146,13 @@ class LocalView:
         """Whether the weights after so many updates are there to compute with."""
         return self.version is not None and version in (self.version, self.version_before)
 
-    def new_incarnation(self) -> None:
-        """Drops sums and all that says something of them; the state and boundaries are nobody's in particular."""
+    def new_incarnation(self) -> list[BoundaryKey]:
+        """Drops sums and all that says something of them, and what others made: at another stage it would pass for an output
+        of mine. The state and my own boundaries are nobody's in particular. Returns the boundaries that have gone."""
+        received = [key for key in self.boundaries if key not in self.made_from]
+        for key in received:
+            for held in (self.boundaries, self.kept, self.sent_to_me):
+                held.pop(key, None)
         self.added.clear()
         self.refused.clear()
         self.failures.clear()
@@ -165,6 +170,7 @@ class LocalView:
         self.merged.clear()
         self.fingerprints.clear()
         self.checks.clear()
+        return received
 
     def bind(self, key: BoundaryKey, generation: int) -> None:
         """An output of mine is about to be given away under this lease: there is no other one under it ever."""

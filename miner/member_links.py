@@ -191,7 +191,7 @@ class Links:
             link.end(SYSTEM_CLOCK.now_s(), sent)
 
     def _frame(self, key: BoundaryKey) -> BoundaryFrame | None:
-        """What is said of a boundary that is sent; under a lease of mine it is bound to that from here on."""
+        """What is said of a boundary that is sent; under a lease of mine it is bound to that from here on. None: nothing is."""
         context = self._context
         hash_, member = context.cache.hash_of(key), context.member
         if member is None or hash_ is None:
@@ -199,6 +199,8 @@ class Links:
         found = item(context.run_state, key.step, key.microbatch, key.stage)
         generation = found.generation if found else 0
         if found is not None and found.member == member:
+            if key not in context.local.made_from:
+                return None  # somebody else made it, whatever it is
             context.local.bind(key, generation)
         frame = BoundaryFrame(
             context.run_id, key.step, key.microbatch, key.stage, key.backward, member, generation, hash_

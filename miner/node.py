@@ -184,6 +184,7 @@ class MinerNode:
             memory_bytes=settings.boundary_memory_bytes,
             disk_bytes=settings.boundary_disk_bytes,
             durable=plan.config.audit.on,
+            reserve_bytes=settings.disk_reserve_bytes,
         )
         return RunContext(
             settings=settings,

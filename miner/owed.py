@@ -125,12 +125,20 @@ def _backward_receipt(work: StepWork, stage: int, m: int, found: Item, local: Lo
         microbatch=m,
         stage=stage,
         generation=found.generation,
-        input=local.boundaries.get(BoundaryKey(work.step, m, stage + 1, True), ""),
+        input=_made_from(output, BoundaryKey(work.step, m, stage + 1, True), local),
         output=local.boundaries.get(output, ""),
         compute_s=local.compute_s.get(output, 0.0),
         loss_bits=local.losses.get((work.step, m)) if stage == len(work.items) - 1 else None,
         forward="" if found.forwarded else local.boundaries.get(forward, ""),
     )
+
+
+def _made_from(output: BoundaryKey, entry: BoundaryKey, local: LocalView) -> str:
+    """The input that the output was made from, which may have been had anew since; "" at an end of the pipeline."""
+    made = local.made_from.get(output)
+    if made is None:
+        return local.boundaries.get(entry, "")
+    return made.gradient if output.backward else made.x
 
 
 def stays_refused(local: LocalView, step: int, m: int, generation: int) -> bool:
@@ -170,7 +178,7 @@ def _forward_receipt(
         microbatch=m,
         stage=stage,
         generation=found.generation,
-        input=local.boundaries.get(BoundaryKey(work.step, m, stage - 1, False), ""),
+        input=_made_from(output, BoundaryKey(work.step, m, stage - 1, False), local),
         output=local.boundaries.get(output, ""),
         compute_s=local.compute_s.get(output, 0.0),
         loss_bits=loss_bits,

@@ -54,10 +54,12 @@ from miner.store_links import StoreLinks
 from miner.waiting import why_waiting
 from subnet.errors import IotaError
 from subnet.logs import ReasonLog
+from subnet.model.memory import made_bytes
 from subnet.net.client import SignedClient
 from subnet.protocol.messages import BackwardReceipt, ForwardReceipt
-from subnet.run.audits import branch
+from subnet.run.audits import branch, evidence_steps
 from subnet.run.events import Gone, Record, Rewound
+from subnet.run.state import members_of
 from subnet.timing import TIMEOUTS
 from subnet.words import CALIBRATION_STEP, Member
 
@@ -180,6 +182,23 @@ class RunMember:
             context.member = member
             if member is not None:
                 logger.info("joined as {} at stage {}", member, state.members[member].stage)
+                self._warn_of_evidence(state.members[member].stage)
+
+    def _warn_of_evidence(self, stage: int) -> None:
+        """Where the budgets don't hold what audits may want of this miner: what it has lost then counts against it."""
+        context, settings = self._context, self._context.settings
+        if not context.plan.config.audit.on:
+            return
+        usual_steps, _ = evidence_steps(context.plan.config)
+        replicas = max(1, len(members_of(context.run_state, stage)))
+        needed_bytes = usual_steps * made_bytes(context.plan, stage, replicas)
+        budget_bytes = settings.boundary_disk_bytes + settings.boundary_memory_bytes
+        if needed_bytes > budget_bytes:
+            logger.warning(
+                "audits of {} steps may want {} bytes of boundaries, the budgets have room for {}: raise "
+                "--limit.boundary_disk_gib, what is lost counts against this miner",
+                *(usual_steps, needed_bytes, budget_bytes),
+            )
 
     async def _tick_forever(self) -> None:
         while True:

@@ -39,7 +39,8 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
     graph_memory_bytes: int = 4 << 30
     """Retained autograd graphs; beyond it forwards are recomputed (the same bits, more time)."""
     boundary_memory_bytes: int = 512 << 20
-    boundary_disk_bytes: int = 4 << 30
+    boundary_disk_bytes: int = 32 << 30
+    """At most; what a run's audits may want of this miner (`iota plan` prints it) and no more is kept."""
     cache_disk_bytes: int = 8 << 30
     state_every_steps: int = 10
     """After so many steps the stage's state goes to this machine's disk, so that a restart begins there."""

@@ -229,3 +229,28 @@ def test_only_one_runs_boundaries_are_on_the_disk(tmp_path: Path) -> None:
     cache = boundaries.boundaries_of_run(directory, "run", memory_bytes=1, disk_bytes=1, durable=True)
     assert not cache.kept
     assert [path.name for path in directory.iterdir()] == ["run"]
+
+
+async def test_the_disk_keeps_its_reserve_and_memory_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_bytes = 1000
+    cache = BoundaryCache(tmp_path / "b", memory_bytes=250, disk_bytes=10_000, durable=True, reserve_bytes=850)
+    monkeypatch.setattr(boundaries, "free_bytes", lambda directory: free_bytes - cache.disk_used)
+    keys = [_made(cache, step) for step in range(4)]
+    await cache.spill(keep_step=9)
+    assert (cache.disk_used, cache.memory_used) == (100, 200)
+    assert set(cache.kept) == set(keys[1:]), "the oldest had to go"
+    free_bytes = 860
+    _made(cache, 4)
+    await cache.spill(keep_step=9)
+    assert cache.disk_used == 0
+    assert cache.memory_used == 200
+
+    def fails(directory: Path) -> int:
+        raise OSError(5, "the disk has left")
+
+    monkeypatch.setattr(boundaries, "free_bytes", fails)
+    _made(cache, 5)
+    await cache.spill(keep_step=9)
+    assert cache.memory_used <= 250

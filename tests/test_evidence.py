@@ -7,8 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from join_cases import Miner, trained_run
+from loguru import logger
+from model_cases import tiny_plan
+from schedule_toy import plan_run
 from test_mismatch import A, B, C, D, at_work
 from test_store_mode import Store
 
@@ -20,13 +24,18 @@ from miner.member_evidence import LANES, MOST, EvidenceWork
 from miner.member_links import Links
 from miner.owes import Compute, Owe, Report, RunWitness, StoreEvidence, urgency
 from miner.run_member import RunMember
+from miner.settings import MinerSettings
 from subnet.errors import InputError, NotFound, Unreachable
+from subnet.model.memory import made_bytes
+from subnet.model.plan import ModelPlan
 from subnet.protocol import messages as msg
 from subnet.protocol.claims import LIMIT_WANTS, check_claims
 from subnet.protocol.wire import blob_hash
+from subnet.run import audits as au
 from subnet.run.audits import CaseState, OpenAudit
-from subnet.run.state import RunState
-from subnet.words import Member, Want
+from subnet.run.config import AuditSection
+from subnet.run.state import RunState, new_state
+from subnet.words import CALIBRATION_STEP, Member, Want
 
 STEP = 0
 
@@ -189,6 +198,55 @@ def test_what_can_be_said_passes() -> None:
             msg.WitnessClaim(1, "", "out_of_space: why"),
         ]
     )
+
+
+# --- how long ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("window_steps", "open_windows"), [(1, 1), (3, 2), (8, 4)])
+def test_a_member_keeps_no_more_steps_than_is_said_and_those_that_an_audit_may_want(
+    window_steps: int, open_windows: int
+) -> None:
+    """Steps go on as fast as may be, windows are audited as late as may be, and the other way round."""
+    planned = plan_run(num_stages=3, num_microbatches=2, num_steps=100)
+    section = AuditSection(rate=0.1, before_seal="probation", window_steps=window_steps, open_windows=open_windows)
+    config = msgspec.structs.replace(planned.config, audit=section)
+    for late in (True, False):
+        state, kept = new_state(), list[int]()
+        state.run = msgspec.structs.replace(planned, config=config)
+        while state.next_step < config.run.steps:
+            window = au.window_of(config, state.next_step)
+            if not late:
+                state.audits.audited_to = max(CALIBRATION_STEP, (window - 1) * window_steps)
+            while not au.may_plan(state, state.next_step):
+                state.audits.audited_to = (au.window_of(config, state.audits.audited_to) + 1) * window_steps
+            assert au.evidence_from(state) <= state.audits.audited_to, "of the window that isn't audited nothing lacks"
+            state.next_step += 1
+            kept.append(state.next_step - max(au.evidence_from(state), 0))
+        usual, most = au.evidence_steps(config)
+        assert max(kept) <= (most if late else usual), late
+        assert not late or max(kept) > most - window_steps, "and no less than that"
+
+
+async def test_budgets_that_are_too_small_for_the_evidence_are_said_at_the_join(tmp_path: Path) -> None:
+    said: list[str] = []
+    sink = logger.add(lambda message: said.append(str(message)), level="WARNING")
+    pump = Pump(tmp_path, audited())
+    plan = tiny_plan((0, 2))
+    on = msgspec.structs.replace(plan.config, audit=AuditSection(rate=0.1, before_seal="probation"))
+    pump.miner.context.plan = ModelPlan(on, plan.model_config, plan.units, plan.cuts)
+    pump.member._warn_of_evidence(1)
+    assert not said
+    small = MinerSettings(directory=tmp_path, boundary_memory_bytes=1 << 20, boundary_disk_bytes=1 << 20)
+    pump.miner.context.settings = small
+    needed_bytes = made_bytes(plan, 1, 1) * 24
+    msgspec.structs.force_setattr(small, "boundary_memory_bytes", 0)
+    msgspec.structs.force_setattr(small, "boundary_disk_bytes", needed_bytes - 1)
+    pump.member._warn_of_evidence(1)
+    logger.remove(sink)
+    assert f"{needed_bytes} bytes" in said[0]
+    assert "--limit.boundary_disk_gib" in said[0]
+    await pump.close()
 
 
 # --- into the store ----------------------------------------------------------------------------------------------

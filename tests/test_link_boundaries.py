@@ -229,6 +229,16 @@ async def test_what_is_sent_is_signed_and_bound_to_the_lease_of_mine(audited: An
         )
 
 
+async def test_what_others_made_is_not_given_under_a_lease_of_mine(audited: Any) -> None:
+    data, member = boundary(audited), Member(audited.signer.hotkey, 1, 1)
+    audited.context.member = member
+    audited.context.cache.put(KEY, data, blake3(data).hexdigest())
+    work = SimpleNamespace(step=KEY.step, items=[{KEY.microbatch: SimpleNamespace(member=member, generation=4)}])
+    audited.context.run_state = SimpleNamespace(next_step=3, work=work, ahead=None)
+    await audited.links._send_boundary(AT, KEY, memoryview(data))
+    assert not audited.wire.sent
+
+
 async def test_without_audits_nothing_is_signed(tmp_path: Path) -> None:
     end = links(tmp_path, "raw")
     data = boundary(end)

@@ -32,6 +32,7 @@ from subnet.model.registry import load_architecture, plan_model
 from subnet.model.stage import build_stage
 from subnet.numerics.codes import encode
 from subnet.numerics.slices import slice_size
+from subnet.run.audits import evidence_steps
 from subnet.run.config import (
     NO_AUDITS,
     DataSection,
@@ -237,6 +238,8 @@ def test_demo_plan_adds_up() -> None:
     a_boundary = 2 * 128 * 192 * 4
     assert middle.boundaries_up == middle.boundaries_down == 8 * a_boundary  # half of 8 items, two ways
     assert last.boundaries_up == 4 * a_boundary
+    usual_steps, most_steps = evidence_steps(load_run_file(ROOT / "examples" / "demo.toml"))
+    assert plan.evidence == (usual_steps * middle.boundaries_up, most_steps * middle.boundaries_up)
     assert middle.tokens_down == 0
     assert first.tokens_down > 0 < last.tokens_down
     assert middle.slices_up == middle.slices_down == middle.merged_up == middle.merged_down
@@ -257,7 +260,14 @@ def test_render_names_every_term() -> None:
     assert "run demo: llama, 3.4M parameters, 150 steps of 2048 tokens; cut measured here" in shown
     for term in demo().stages[0].memory.terms:
         assert term.name in shown
-    for words in ("boundaries", "packed slices", "merged slices", "snapshot (average)", "retention horizon"):
+    for words in (
+        "boundaries",
+        "evidence: ",
+        "packed slices",
+        "merged slices",
+        "snapshot (average)",
+        "retention horizon",
+    ):
         assert words in shown
     assert human_bytes(1536) == "1.5 KiB"
     assert human_bytes(3 << 30) == "3.00 GiB"

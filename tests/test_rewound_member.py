@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from join_cases import NUM_STEPS, Miner, TrainedRun, joined, trained_run
 
-from miner.local_view import BoundaryKey, StoredLocally
+from miner.local_view import BoundaryKey, MadeFrom, StoredLocally
 from miner.member_links import Links
 from miner.owes import ApplySeal, MakeSnapshot, Restore
 from miner.run_member import RunMember
@@ -90,6 +90,7 @@ def fill(node: Node) -> None:
         made = BoundaryKey(step, 0, 0, True)
         cache.put(made, bytes([step]) * 10, f"hash{step}", own=True)
         local.boundaries[made] = local.produced[made] = f"hash{step}"
+        local.made_from[made] = MadeFrom("x", "g", 1)
         local.added[step, 0, 0] = 1
         local.snapshots[step] = StoredLocally("manifest", "root")
     node.context.slices["slice"] = node.context.merged["merged"] = memoryview(b"x")

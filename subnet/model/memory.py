@@ -185,6 +185,12 @@ def boundary_bytes(plan: ModelPlan) -> int:
     return coded_size(pipeline.boundary_code, _microbatch_tokens(plan), plan.hidden_size, pipeline.chunks)
 
 
+def made_bytes(plan: ModelPlan, stage: int, replicas: int) -> int:
+    """Boundaries that one of so many replicas makes in a step, and keeps for audits; with a whole number of microbatches."""
+    directions = (not plan.is_first(stage)) + (not plan.is_last(stage))
+    return directions * -(-plan.config.pipeline.microbatches // replicas) * boundary_bytes(plan)
+
+
 def boundary_bytes_per_token(plan: ModelPlan) -> float:
     """One way, at one boundary."""
     return boundary_bytes(plan) / _microbatch_tokens(plan)

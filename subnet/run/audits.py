@@ -158,6 +158,14 @@ def evidence_from(state: RunState) -> int:
     return min([first, *(audit.step for audit in state.audits.open.values())])
 
 
+def evidence_steps(config: RunConfig) -> tuple[int, int]:
+    """Steps whose boundaries a member keeps: while audits keep up (the window that is open, the one that is audited, one
+    more), and at most, when no step may begin before they have caught up."""
+    if not config.audit.on:
+        return STEPS_WITHOUT_AUDITS, STEPS_WITHOUT_AUDITS
+    return 3 * config.audit.window_steps, (config.audit.open_windows + 2) * config.audit.window_steps
+
+
 def log_from(state: RunState) -> int:
     """The oldest state that must stay one that can be rebuilt: for joiners, for audits, and to rewind to."""
     run, needed = config(state), oldest_needed(state)
