@@ -243,7 +243,7 @@ async def test_the_command_line_explains(served: Served, capsys: pytest.CaptureF
     for part in (
         r"^hot0: place \d of \d",
         r"^uptime +[01]\S* +\(\S+ \+ 900\) / \(",
-        r"^deadlines +\S+ +\S+ / \(\S+ \+ \S+ \+ 16\)",
+        r"^deadlines +\S+ +\(\S+ - \S+\) / \(\S+ \+ 16\)",
         r"^reliability +\S+ +\S+\^1 x \S+\^1 x \S+\^2",
         r"^score +\S+ +\S+ / \S+, everybody's worth",
         r"^refused +back_off at 20\S+ \S+ UTC: gone silently once +in 30 s it may ask again +wait$",

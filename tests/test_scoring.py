@@ -87,7 +87,7 @@ def test_deadlines_kept():
     )
     score = j.scores()["a"]
     assert (score.leases_done, score.leases_late, score.silent_voids) == (3.0, 1.0, 1.0)
-    assert score.deadlines == pytest.approx(3 / (3 + 2 + 2))
+    assert score.deadlines == pytest.approx((3 - 2) / (3 + 2))
     assert j.scores()["b"].deadlines == 0.0  # nothing shown yet
 
 
@@ -254,11 +254,11 @@ def test_a_miner_can_redo_the_arithmetic_from_the_words():
         good, prior, same, bad, again = (float(n) for n in found.groups())
         assert (good, prior) == (same, again)
         assert (good + prior) / (good + bad + prior) == pytest.approx(terms[name].value, rel=1e-4)
-    found = re.match(r"(\S+) / \((\S+) \+ (\S+) \+ (\S+)\)", terms["deadlines"].how)
+    found = re.match(r"\((\S+) - (\S+)\) / \((\S+) \+ (\S+)\)", terms["deadlines"].how)
     assert found is not None
-    done, same, bad, unproven = (float(n) for n in found.groups())
+    done, bad, same, unproven = (float(n) for n in found.groups())
     assert (done, bad, unproven) == (same, 1.0, 16.0)
-    assert done / (done + bad + unproven) == pytest.approx(terms["deadlines"].value, rel=1e-4)
+    assert (done - bad) / (done + unproven) == pytest.approx(terms["deadlines"].value, rel=1e-4)
     product = terms["uptime"].value * terms["deadlines"].value * terms["audits"].value ** 2
     assert terms["reliability"].value == pytest.approx(product)
     assert terms["rate"].value == pytest.approx(terms["work"].value * math.log(2) / 100)

@@ -7,7 +7,7 @@ last one that was counted, so that nobody's term changes while nobody works.
                   evidence was refused; undecided: x undecided_pay), done again for another's lie, redone as a witness   [FLOPs]
     rate        = work · ln 2 / half_life_s                                                                             [FLOP/s]
     uptime      = (present + prior) / (present + absent + prior)      [s]         absent: gone as ``lost`` or ``silent``
-    deadlines   = done / (done + late + silent + unproven)            [leases]    late: revoked; silent: void for silence
+    deadlines   = (done - late - silent) / (done + unproven), 0 at least    [leases]    late: revoked; silent: void for silence
     audits      = (passed + prior) / (passed + failed + unopened + prior)         [partials]
     reliability = uptime^a · deadlines^b · audits^c
     worth       = rate · reliability, 0 while the hotkey is convicted                                                   [FLOP/s]
@@ -188,9 +188,14 @@ def term(good: float, bad: float, prior: float) -> float:
 
 
 def kept(done: float, bad: float, unproven: float) -> float:
-    """In [0, 1]; rises from 0 as leases are done in time. 1 where nothing is known and nothing has to be proven."""
-    whole = done + bad + unproven
-    return done / whole if whole > 0 else 1.0
+    """In [0, 1]; rises from 0 as leases are done in time, and each that wasn't cancels one that was.
+
+    So work · kept is a sum over leases but for ``unproven``, which the larger feel less: whoever divides its leases among several
+    hotkeys gains nothing, however it divides the late ones, as long as none is late more often than not.
+    """
+    if done + unproven <= 0:
+        return 0.0 if bad > 0 else 1.0
+    return max(0.0, done - bad) / (done + unproven)
 
 
 def _score(policy: ScorePolicy, tally: Tally) -> Score:

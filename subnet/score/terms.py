@@ -51,7 +51,7 @@ def terms_of(policy: ScorePolicy, score: Score, whole: float) -> tuple[Term, ...
 
 def _deadlines(p: ScorePolicy, s: Score) -> str:
     done, bad = s.leases_done, s.leases_late + s.silent_voids
-    return f"{done:.6g} / ({done:.6g} + {bad:.6g} + {p.unproven_leases:g})  [done; late or silent; unproven]"
+    return f"({done:.6g} - {bad:.6g}) / ({done:.6g} + {p.unproven_leases:g})  [done; late or silent; unproven]"
 
 
 def _fraction(good: float, bad: float, prior: float, good_of: str, bad_of: str) -> str:
