@@ -69,13 +69,21 @@ def _before_seal(state: RunState, watch: Watch) -> list[Decision]:
             members = _awaited(state, merge, stage)
             if not members or _is_open(state, work.step, stage, merge.number):
                 continue
-            case = build.case_before_seal(state, watch.audits.ledger, work.step, stage, members)
+            case = _case_before_seal(state, watch, work.step, stage, members)
             if case is None:
                 continue  # an input is being made again
             counts = {entry.member: len(entry.microbatches) for entry in merge.entries}
             event = _opened(state, case, merge.number, members, state.leader, [counts[k] for k in members])
             return [Decision(event, because("before_seal", num_partials=len(members)))]
     return []
+
+
+def _case_before_seal(state: RunState, watch: Watch, step: int, stage: int, members: tuple[Member, ...]) -> Case | None:
+    """None also while no snapshot leads to the state: one that replicas disagree about may be settled yet."""
+    try:
+        return build.case_before_seal(state, watch.audits.ledger, step, stage, members)
+    except NotFound:
+        return None
 
 
 def _awaited(state: RunState, merge: Merge, stage: int) -> tuple[Member, ...]:
