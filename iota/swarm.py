@@ -60,8 +60,8 @@ class SwarmOptions:
     """Validators named validator-1, ... that are registered with stake from block 0, to follow, or lead when the first is gone."""
     graph_memory_bytes: int = 4 << 30
     burn_share: float = 0.0
-    audit_memory_bytes: int = 1 << 30
-    audit_disk_bytes: int = 4 << 30
+    audit_memory_bytes: int = 4 << 30
+    audit_disk_bytes: int = 16 << 30
     audit_required: bool = False
     """See :class:`validator.settings.ValidatorSettings`, of every validator of the swarm."""
     before_miners: Mapping[int, Before] = field(default_factory=dict[int, Before])
