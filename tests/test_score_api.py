@@ -184,6 +184,21 @@ def test_refusals_are_counted_and_bounded():
     assert refusals.of("a") == ()
 
 
+def test_scores_are_added_up_once_a_second_however_often_they_are_asked_for():
+    clock, book, asked = ManualClock(), ScoreBook(), list[float]()
+    for record in records_of(54):
+        book.run("toy-1").note(msgspec.structs.replace(record, time_ns=clock.wall_ns()))
+    real = book.scores
+    book.scores = lambda now_s: asked.append(now_s) or real(now_s)  # type: ignore[method-assign, assignment, return-value]
+    desk = ScoreDesk(book, lambda: None, Refusals(), clock)
+    for _ in range(5):
+        assert desk.list().scores == tuple(sorted(real(asked[-1]).values(), key=lambda s: (-s.total, s.hotkey)))
+        desk.detail("hot0")
+    clock.advance(1.0)
+    assert desk.list().time_s == asked[-1] == clock.wall_ns() / 1e9
+    assert len(asked) == 2
+
+
 # --- over HTTP and on the command line -----------------------------------------------------------------------------
 
 

@@ -20,9 +20,10 @@ from subnet.timing import Clock
 from validator.policy import AuditPolicy
 from validator.refusals import Refusals
 from validator.score_holds import holds_of, where_of
-from validator.scoring import ScoreBook
+from validator.scoring import Score, ScoreBook
 
 MAX_HOTKEY_CHARS = 64
+FRESH_S = 1.0
 
 
 class ScoreSession(Protocol):
@@ -56,15 +57,22 @@ class ScoreDesk:
     ) -> None:
         self._scores, self._session, self._refusals, self._clock = scores, session, refusals, clock
         self._registrations, self._policy = registrations, policy or AuditPolicy()
+        self._known: tuple[float, dict[str, Score]] | None = None
+
+    def _now(self) -> tuple[float, dict[str, Score]]:
+        """(time, scores), at most ``FRESH_S`` old: anybody may ask as often as it likes, and adding up costs time."""
+        now_s = self._clock.wall_ns() / 1e9
+        if self._known is None or not 0 <= now_s - self._known[0] < FRESH_S:
+            self._known = now_s, self._scores.scores(now_s)
+        return self._known
 
     def list(self) -> ScoreList:
-        now_s = self._clock.wall_ns() / 1e9
-        found = sorted(self._scores.scores(now_s).values(), key=lambda score: (-score.total, score.hotkey))
+        now_s, scores = self._now()
+        found = sorted(scores.values(), key=lambda score: (-score.total, score.hotkey))
         return ScoreList(now_s, self._scores.policy, self._scores.runs, tuple(found))
 
     def detail(self, hotkey: str) -> ScoreDetail:
-        now_s = self._clock.wall_ns() / 1e9
-        scores, session, policy = self._scores.scores(now_s), self._session(), self._scores.policy
+        (now_s, scores), session, policy = self._now(), self._session(), self._scores.policy
         score, refusals = scores.get(hotkey), self._refusals.of(hotkey, now_s)
         where = None if session is None else standing(session, hotkey)
         return ScoreDetail(

@@ -323,7 +323,8 @@ class RunBook:
     def tallies(self, now_s: float) -> dict[str, Tally]:
         """What was counted, decayed to ``now_s``, by hotkey. Changes nothing."""
         now_s, entries = max(now_s, self.now_s), self._data.accounts.entries
-        return {hotkey: tally_of(hotkey, entry, now_s, self.policy) for hotkey, entry in entries.items()}
+        faded: dict[float, float] = {}
+        return {hotkey: tally_of(hotkey, entry, now_s, self.policy, faded) for hotkey, entry in entries.items()}
 
     def unpaid(self, hotkey: str) -> tuple[Unpaid, ...]:
         """The last partials of the hotkey that weren't paid (in full), oldest first."""

@@ -122,8 +122,16 @@ def take_back(entry: Entry, credit: Credit, why: str, now_s: float, audit: int, 
     entry.taken_back = [*entry.taken_back, taken][-KEPT_UNPAID:]
 
 
-def tally_of(hotkey: str, entry: Entry, now_s: float, policy: ScorePolicy) -> Tally:
-    """The entry decayed to ``now_s``; it stays as it is."""
+def _left(time_s: float, now_s: float, policy: ScorePolicy, faded: dict[float, float]) -> float:
+    left = faded.get(time_s)
+    if left is None:
+        left = faded[time_s] = half_power((now_s - time_s) / policy.half_life_s)
+    return left
+
+
+def tally_of(hotkey: str, entry: Entry, now_s: float, policy: ScorePolicy, faded: dict[float, float]) -> Tally:
+    """The entry decayed to ``now_s``; it stays as it is. ``faded``: what is left of work of some time, kept for the next
+    entry: what is sealed together has one time."""
     at = msgspec.structs.replace(entry)
     advance(at, now_s, policy.half_life_s)
     remembered = [(s + policy.memory_s, why) for s, why in entry.convictions.values() if now_s - s < policy.memory_s]
@@ -132,7 +140,9 @@ def tally_of(hotkey: str, entry: Entry, now_s: float, policy: ScorePolicy) -> Ta
         hotkey=hotkey,
         registered_at_block=at.registered_at_block,
         first_joined_s=at.first_joined_s,
-        work=math.fsum((at.settled, *(decayed(credit, now_s, policy.half_life_s) for credit in at.credits))),
+        work=math.fsum(
+            (at.settled, *(credit.work * _left(credit.time_s, now_s, policy, faded) for credit in at.credits))
+        ),
         present_s=at.present_s,
         absent_s=at.absent_s,
         leases_as_of_s=at.leases_as_of_s,
