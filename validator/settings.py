@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from subnet.errors import ConfigError
+from subnet.score.policy import ScorePolicy
 
 
 class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +45,8 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     burn_share: float = 0.0
     """Share of the weights that goes to the subnet owner, 0 to 1."""
     weights_version_key: int = 0
+    score_policy: ScorePolicy = ScorePolicy()
+    """How scores are made. Whoever changes it in the middle of a run counts that run anew from its log store."""
 
     audit_required: bool = False
     """Refuse submissions whose run file has audits off."""
