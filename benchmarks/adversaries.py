@@ -78,13 +78,18 @@ def trials(names: Sequence[str]) -> list[Trial]:
     return first + [Trial(name, AFTER, LONG) for name in alone]
 
 
+def swarm_of(when: str) -> Path:
+    """Those that begin at different times may run beside each other."""
+    return DIRECTORY / f"swarm-{when.split()[0]}"
+
+
 def label(trial: Trial) -> str:
     """The name of its part."""
     return f"{trial.cheat}-{trial.when.split()[0]}-{trial.steps}"
 
 
 def plan_of(trial: Trial, miners: int) -> Plan:
-    notes, config = DIRECTORY / "notes", config_of(trial.steps)
+    notes, config = swarm_of(trial.when).with_suffix(".notes"), config_of(trial.steps)
     if trial.cheat == SYBILS:
         return sybil_plan(config, miners, notes, limit_s=LIMIT_S)
     slots = CHEATS[trial.cheat].slots or miners // STAGES
@@ -94,11 +99,13 @@ def plan_of(trial: Trial, miners: int) -> Plan:
 
 
 def run_trial(trial: Trial, miners: int) -> dict[str, Any]:
-    return run_audited(DIRECTORY / "swarm", plan_of(trial, miners))
+    return run_audited(swarm_of(trial.when), plan_of(trial, miners))
 
 
-def run_honest(steps: int, expected: str) -> dict[str, Any]:
-    made = run_audited(DIRECTORY / "swarm", Plan(config_of(steps), MINERS, limit_s=LIMIT_S))
+def run_honest(trial: Trial, expected: str) -> dict[str, Any]:
+    """The same without a cheat."""
+    steps = trial.steps
+    made = run_audited(swarm_of(trial.when), Plan(config_of(steps), MINERS, limit_s=LIMIT_S))
     if made["root"] != expected or accused(made):
         raise RuntimeError(f"the honest run went wrong: {made['why'] or made['cases']}")
     return made
@@ -146,7 +153,7 @@ def adversaries(chosen: Sequence[Trial], miners: int, parts: Parts) -> list[dict
         root = parts.part(f"reference-{steps}", lambda s=steps: {"root": reference_root(config_of(s))})["root"]
         honest: dict[str, Any] = {}
         if miners == MINERS:
-            honest = parts.part(f"honest-{steps}", lambda s=steps, r=root: run_honest(s, r), _said)
+            honest = parts.part(f"honest-{steps}", lambda t=trial, r=root: run_honest(t, r), _said)
         made = parts.part(label(trial), lambda t=trial: run_trial(t, miners), _said)
         reports.append({"when": trial.when, **verdict(trial.cheat, made, honest, root)})
     return reports
@@ -222,10 +229,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="one cheat, few steps")
     parser.add_argument("--again", action="store_true", help="forget finished parts")
     parser.add_argument("--only", nargs="+", choices=[*CHEATS, SYBILS], help="these cheats")
+    parser.add_argument("--when", choices=[PROBATION, AFTER], help="only those that begin then")
     parser.add_argument("--write", action="store_true", help="put the table into docs/security.md")
     options = parser.parse_args(arguments)
     quick = [Trial("scaled_gradient", PROBATION, QUICK_STEPS)]
     chosen = quick if options.quick else trials(options.only or [*CHEATS, SYBILS])
+    chosen = [trial for trial in chosen if options.when in (None, trial.when)]
     parts = Parts(DIRECTORY, again=options.again or options.quick)
     reports = adversaries(chosen, QUICK_MINERS if options.quick else MINERS, parts)
     text = shown(reports)
@@ -242,7 +251,7 @@ def main(arguments: list[str]) -> int:
         "bad": bad,
         "reports": reports,
     }
-    enough = 1 if options.quick or options.only else NUM_CHEATS
+    enough = 1 if options.quick or options.only or options.when else NUM_CHEATS
     limits = {"bad": [], "num_innocent_accused": 0, "earned": EARNED, "num_cheats": enough}
     return finish("adversaries", figures, limits, not bad and num_cheats >= enough)
 
