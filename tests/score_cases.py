@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 from journal_cases import records_of
-from lead_cases import FIRST, Run
 from schedule_toy import plan_run
 
 from subnet.run import events as ev
@@ -116,8 +115,10 @@ class Judge:
         self.events.append(ev.Rewound(step, self.branch, self.cases))
 
 
-def put_schedule(run: Run, seed: int) -> None:
-    """A random schedule's journal as its leader's signed segments."""
+def put_schedule(run: Any, seed: int) -> None:
+    """A random schedule's journal as its leader's signed segments, into a :class:`lead_cases.Run`."""
+    from lead_cases import FIRST  # it takes a second
+
     events = list[ev.AnyEvent]()
     for record in records_of(seed):
         event = record.event

@@ -36,21 +36,22 @@ class ScorePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seal; above 10^8 s (3 years) nothing fades."""
     forget_after_half_lives: float = 30.0
     """Half-lives after which a hotkey that isn't heard of, and a conviction, are forgotten. Default 30: a billionth of the work
-    is left then, so a conviction is forgotten with all it was for. Below 4 a liar's work would outlive its conviction."""
+    is left then, so a conviction is forgotten with all it was for. Below 4 more than 6 % of a liar's work would outlive it."""
     uptime_prior_s: float = 900.0
     """Seconds of presence that everybody is credited with in the uptime term. Default 900: a newcomer's first restart isn't all
     there is to say of it. Above a day absence would cost nothing."""
     unproven_leases: float = 16.0
-    """Leases that count as not done until more are. Default 16: some seconds to minutes of work, and enough that a
-    miner split into several hotkeys earns less than one (docs/scores.md). 0 switches it off."""
+    """Leases that everybody has yet to prove. Default 16: seconds to minutes of work, and enough that a miner split into several
+    hotkeys earns less than one (docs/scores.md). 0 leaves it out; then splitting costs nothing."""
     audit_prior_partials: float = 8.0
-    """Passed audits that everybody is credited with. Default 8: at the default rate of audits about an hour's, so that one
-    fault of the memory isn't half of the term."""
+    """Passed audits that everybody is credited with. Default 8: at a rate of 2 % few partials are audited in an hour, and one
+    flipped bit shall not be half of the term."""
     uptime_exponent: int = 1
     """Power of the uptime term. Default 1: half of the time away costs half, beside the work that wasn't done. 0 leaves the term
     out; above 8 a second away would cost more than a day's work."""
     deadline_exponent: int = 1
-    """Power of the term of deadlines kept. Default 1: a late lease costs as much again as the work that it delayed."""
+    """Power of the term of deadlines kept. Default 1: a late lease cancels one done in time. With more, whoever has one hotkey take
+    all its lateness gains by it."""
     audit_exponent: int = 2
     """Power of the term of audits passed. Default 2: what wasn't right weighs twice what was late."""
     undecided_pay: float = 1.0
