@@ -101,10 +101,10 @@ class BoundaryCache:
         self._make_room(0, max((key.step for key in self._entries), default=0) + 1)
 
     def put(self, key: BoundaryKey, data: Buffer, hash_: str, *, own: bool = False) -> None:
-        """Keep ``data`` (not copied). A key that is there already keeps its first value. ``own``: made here."""
+        """Keep ``data`` (not copied); what has another hash under the key takes its place. ``own``: made here."""
         there = self._entries.get(key)
         if there is not None:
-            if there.branch == self.branch:
+            if there.branch == self.branch and there.hash == hash_:
                 return
             self._forget(key)
         view = as_bytes(data)

@@ -31,7 +31,7 @@ class MadeFrom(msgspec.Struct, frozen=True):
     x: str
     gradient: str = ""
     generation: int = 0
-    """Of the lease it was made under, or was last given away under; 0: for a replay."""
+    """Of the lease it was made under, or was last receipted under; 0: for a replay."""
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -173,7 +173,7 @@ class LocalView:
         return received
 
     def bind(self, key: BoundaryKey, generation: int) -> None:
-        """An output of mine is about to be given away under this lease: there is no other one under it ever."""
+        """An output of mine is receipted under this lease: there is no other one under it ever."""
         made = self.made_from.get(key)
         if made is not None and made.generation != generation:
             self.made_from[key] = msgspec.structs.replace(made, generation=generation)

@@ -19,6 +19,7 @@ from miner.link_packing import LinkPacking
 from miner.local_view import BoundaryKey, Sent
 from miner.member_slices import Slices
 from miner.owed import accepts_boundary
+from miner.owed_boundaries import is_of_lease
 from miner.owes import Fetch, Push
 from miner.tickets import Ticket, UnsignedBoundary, check_raw_finite, check_sender, check_ticket
 from subnet.errors import HashMismatch, InputError, NotFound
@@ -163,19 +164,24 @@ class Links:
             return  # on a slow link twice would only take longer
         address, data = self._context.address(need.sender), await self._context.cache.get(key)
         if address is not None and data is not None:
-            self._context.background(self._send_boundary(address, key, data))
+            self._context.background(self._answer(address, key, data))
+
+    async def _answer(self, address: PeerAddress, key: BoundaryKey, data: memoryview) -> None:
+        await self._send_boundary(address, key, data)
 
     async def push(self, owe: Push) -> None:
         data, address = await self._context.cache.get(owe.key), self._context.address(owe.to)
         if data is None or address is None:
             raise NotFound(f"boundary {owe.key} or its receiver is gone")
-        await self._send_boundary(address, owe.key, data)
+        if not await self._send_boundary(address, owe.key, data):
+            raise NotFound(f"boundary {owe.key} isn't what is to be given under its lease")
         self._context.local.pushed.add((owe.key, owe.to))
 
-    async def _send_boundary(self, address: PeerAddress, key: BoundaryKey, data: memoryview) -> None:
+    async def _send_boundary(self, address: PeerAddress, key: BoundaryKey, data: memoryview) -> bool:
+        """False where it may not be given."""
         frame = self._frame(key)
         if frame is None or self._transport is None:
-            return
+            return False
         body, packing = await self._packed(address.hotkey, data)
         frame = msgspec.structs.replace(frame, packing=packing)
         priority = Priority.BACKWARD if key.backward else Priority.FORWARD
@@ -189,19 +195,19 @@ class Links:
         finally:
             self._sending.discard(way)
             link.end(SYSTEM_CLOCK.now_s(), sent)
+        return True
 
     def _frame(self, key: BoundaryKey) -> BoundaryFrame | None:
-        """What is said of a boundary that is sent; under a lease of mine it is bound to that from here on. None: nothing is."""
+        """What is said of a boundary that is sent; None where nothing may be said, so that nothing is sent."""
         context = self._context
         hash_, member = context.cache.hash_of(key), context.member
         if member is None or hash_ is None:
             return None
         found = item(context.run_state, key.step, key.microbatch, key.stage)
         generation = found.generation if found else 0
-        if found is not None and found.member == member:
-            if key not in context.local.made_from:
-                return None  # somebody else made it, whatever it is
-            context.local.bind(key, generation)
+        mine = found if self._signs and found is not None and found.member == member else None
+        if mine is not None and not is_of_lease(mine, key, hash_, context.local):
+            return None
         frame = BoundaryFrame(
             context.run_id, key.step, key.microbatch, key.stage, key.backward, member, generation, hash_
         )

@@ -12,7 +12,7 @@ from miner.owes import Fetch, FetchStored, Owe, Push, Report, StoreBoundary
 from miner.ways import all_by_store, by_store, puts_into_store, receipted_hash, uses_store
 from subnet.protocol import messages as msg
 from subnet.run import state as st
-from subnet.run.state import RunState, StepWork
+from subnet.run.state import Item, RunState, StepWork
 from subnet.words import Member
 
 
@@ -60,8 +60,22 @@ def owed_given(state: RunState, work: StepWork, me: Member, stage: int, local: L
             if holder is None or key not in local.boundaries or (key, holder) in local.pushed:
                 continue
             straight = me in sources_of(work, key) and not (stores and by_store(state, me, holder))
+            found = work.items[stage].get(m)
+            mine = found is not None and found.member == me and st.config(state).audit.on
+            if mine and found is not None and not is_of_lease(found, key, local.boundaries[key], local):
+                continue  # it is made anew, or receipted, first
             if straight and is_sound(state, work, key, local):
                 owes.append(Push(key, holder))
+
+
+def is_of_lease(found: Item, key: BoundaryKey, value: str, local: LocalView) -> bool:
+    """Whether this is the one value of a boundary under my lease on its item: made under it, or receipted.
+
+    What was made under an earlier lease, of other inputs perhaps, isn't: the item may come to something else now.
+    """
+    made = local.made_from.get(key)
+    receipted = found.backward_hash if key.backward else found.forward_hash
+    return made is not None and (made.generation == found.generation or value == receipted)
 
 
 def _owed_stores(state: RunState, work: StepWork, me: Member, stage: int, local: LocalView, owes: list[Owe]) -> None:

@@ -65,12 +65,16 @@ async def test_the_horizon_forgets(tmp_path: Path) -> None:
     assert (cache.memory_used, cache.disk_used) == (100, 0)
 
 
-async def test_first_value_of_a_key_stays(tmp_path: Path) -> None:
+async def test_the_same_again_changes_nothing_and_another_value_takes_its_place(tmp_path: Path) -> None:
     cache = BoundaryCache(tmp_path / "b", memory_bytes=1000, disk_bytes=1000)
     key = _put(cache, 0, 0)
-    cache.put(key, b"other" * 20, "0" * 64)
-    assert bytes(await cache.get(key) or b"") == bytes([0, 0]) * 50
-    assert cache.memory_used == 100
+    first = cache.peek(key)
+    cache.put(key, bytes([0, 0]) * 50, cache.kept[key])
+    assert cache.peek(key) is first
+    cache.put(key, b"other" * 10, "0" * 64)
+    assert bytes(await cache.get(key) or b"") == b"other" * 10
+    assert cache.kept[key] == "0" * 64, "what is said of it is said of its bytes"
+    assert cache.memory_used == 50
 
 
 async def test_received_boundaries_and_those_of_evaluations_go_with_their_step(tmp_path: Path) -> None:

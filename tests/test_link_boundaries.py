@@ -210,30 +210,37 @@ async def test_with_audits_a_boundary_is_taken_only_with_its_senders_signature(a
     assert audited.context.local.sent_to_me == {KEY: Sent(signed.hash, 0, signed.signature)}
 
 
-async def test_what_is_sent_is_signed_and_bound_to_the_lease_of_mine(audited: Any) -> None:
+async def test_what_is_sent_is_signed_and_under_a_lease_of_mine_its_one_value(audited: Any) -> None:
     data, member = boundary(audited), Member(audited.signer.hotkey, 1, 1)
     audited.context.member = member
     audited.context.cache.put(KEY, data, blake3(data).hexdigest(), own=True)
-    audited.context.local.made_from[KEY] = MadeFrom("x", generation=3)
-    holder = Member("other", 1, 9)
-    for leased, generation in ((holder, 3), (member, 4)):
-        found = SimpleNamespace(member=leased, generation=4)
+    holder, value = Member("other", 1, 9), blake3(data).hexdigest()
+    for leased, made, receipted, given in (
+        (holder, 3, "", True),
+        (member, 4, "", True),
+        (member, 3, value, True),
+        (member, 3, "", False),
+        (member, 3, "other", False),
+    ):
+        found = SimpleNamespace(member=leased, generation=4, forward_hash=receipted, backward_hash="")
         work = SimpleNamespace(step=KEY.step, items=[{KEY.microbatch: found}])
+        audited.context.local.made_from[KEY] = MadeFrom("x", generation=made)
         audited.context.run_state = SimpleNamespace(next_step=3, work=work, ahead=None)
-        await audited.links._send_boundary(AT, KEY, memoryview(data))
-        sent, _ = audited.wire.sent.pop()
-        assert sent.generation == 4
-        assert is_sent(sent_by(sent), sent.signature)
-        assert audited.context.local.made_from[KEY].generation == generation, (
-            "a replay of another's lease binds nothing"
-        )
+        assert await audited.links._send_boundary(AT, KEY, memoryview(data)) is given
+        assert len(audited.wire.sent) == given
+        if given:
+            sent, _ = audited.wire.sent.pop()
+            assert sent.generation == 4
+            assert is_sent(sent_by(sent), sent.signature)
 
 
 async def test_what_others_made_is_not_given_under_a_lease_of_mine(audited: Any) -> None:
     data, member = boundary(audited), Member(audited.signer.hotkey, 1, 1)
     audited.context.member = member
     audited.context.cache.put(KEY, data, blake3(data).hexdigest())
-    work = SimpleNamespace(step=KEY.step, items=[{KEY.microbatch: SimpleNamespace(member=member, generation=4)}])
+    work = SimpleNamespace(
+        step=KEY.step, items=[{KEY.microbatch: SimpleNamespace(member=member, generation=4, forward_hash="")}]
+    )
     audited.context.run_state = SimpleNamespace(next_step=3, work=work, ahead=None)
     await audited.links._send_boundary(AT, KEY, memoryview(data))
     assert not audited.wire.sent

@@ -250,8 +250,8 @@ def test_only_the_makers_own_word_under_the_receipts_lease_proves_that_it_lied()
     assert not proves(state, receipted, 0, claim), "nothing else is receipted"
 
 
-def test_what_was_given_away_under_a_lease_is_never_made_anew_under_it() -> None:
-    """Made under a lease that was voided, and given again under the next: from then on it is that one's."""
+def test_what_was_receipted_under_a_lease_is_never_made_anew_under_it() -> None:
+    """Made under a lease that was voided, and receipted under the next: from then on it is that one's."""
     state, local = at_work(), forwarded()
     for event in (ev.Voided(-1, 1, B, "inputs"), ev.Leased(-1, 0, 1, B, 2)):
         apply(state, event)
@@ -260,6 +260,24 @@ def test_what_was_given_away_under_a_lease_is_never_made_anew_under_it() -> None
     local.bind(F, 2)
     assert claims(owed(state, local)) == [MISMATCH]
     assert not [owe for owe in owed(state, local) if isinstance(owe, Drop)]
+
+
+def test_what_was_made_under_an_earlier_lease_is_given_only_once_it_is_receipted_under_this_one() -> None:
+    """The backward is done again for the sum, from another gradient perhaps."""
+    state, local = at_work(), forwarded()
+    local.boundaries.update({G: "g1", K: "k1"})
+    local.made_from[K] = MadeFrom("x1", "g1", 1)
+    assert {Push(F, C), Push(K, A)} <= set(owed(state, local))
+    for event in (ev.Voided(-1, 1, B, "inputs"), ev.Leased(-1, 0, 1, B, 2)):
+        apply(state, event)
+    owes = owed(state, local)
+    assert not [owe for owe in owes if isinstance(owe, Push)]
+    assert Compute(-1, 0, 1, backward=True, generation=2, epoch=1) in owes
+    (said,) = claims(owes, msg.ForwardReceipt)
+    local.note_receipt(said)
+    assert [owe for owe in owed(state, local) if isinstance(owe, Push)] == [Push(F, C)]
+    local.made_from[K] = MadeFrom("x1", "g1", 2)
+    assert {Push(F, C), Push(K, A)} <= set(owed(state, local))
 
 
 @pytest.mark.parametrize(
