@@ -18,7 +18,7 @@ from audit_cases import (
     other_hash,
 )
 
-from subnet.audit.case import Case, Findings
+from subnet.audit.case import Case, Findings, PartialCase
 from subnet.audit.check import check_case, untrusted_state
 from subnet.audit.redo import MachineFault, redo
 from subnet.audit.shadow import ShadowPool, state_bytes
@@ -99,6 +99,30 @@ def test_a_replay_depends_on_nothing_but_the_case(run: LiveRun) -> None:
     lied = replay(run, edit_slice(edit_item(case, 0, forward=other_hash("a")), 0, other_hash("b")))
     assert plain.digest == later.digest == lied.digest
     assert plain.digest != replay(run, run.case(1, 1, run.members[:1])).digest
+
+
+def test_the_order_of_items_and_of_partials_and_what_was_replayed_before_change_no_digest(run: LiveRun) -> None:
+    case = run.case(1, 1)
+    backwards = msgspec.structs.replace(case, partials=tuple(map(_backwards, reversed(case.partials))))
+    pool = run.pool()
+    digests = [replay(run, one, pool).digest for one in (case, run.case(1, 0), backwards, run.case(0, 1), case)]
+    assert digests[0] == digests[2] == digests[4]
+    assert len(set(digests)) == 3
+    assert all_wrong(replay(run, backwards)) == []
+
+
+def _backwards(partial: PartialCase) -> PartialCase:
+    microbatches = partial.commitment.microbatches[::-1]
+    commitment = msgspec.structs.replace(partial.commitment, microbatches=microbatches)
+    return msgspec.structs.replace(partial, items=partial.items[::-1], commitment=commitment)
+
+
+def test_the_sum_of_all_partials_is_kept_once_however_many_there_are() -> None:
+    live = LiveRun(a_plan((0, 2)), num_members=4).run(1)
+    findings = replay(live, live.case(0, 0))
+    assert all_wrong(findings) == []
+    assert len(findings.partials) == 4
+    assert findings.merge is not None
 
 
 def test_before_the_manifest_and_before_the_seed_items_and_slices_are_compared(run: LiveRun) -> None:
