@@ -212,6 +212,7 @@ def draw(rows: list[tuple[dict[str, Any], dict[str, Any]]], path: Path) -> None:
         axes.set_xticks([bar[0] for bar in bars], names)
         axes.tick_params(axis="x", labelsize=8)
         axes.set_ylabel("score (share of all)")
+        axes.set_ylim(top=1.3 * max(0.01, *(max(bar[2:]) for bar in bars)))  # room for the legend
         title = f"{figures['steps']} steps, audit rate {figures['rate']}: rank correlation {figures['correlation']:.3f}"
         axes.set_title(f"{title}, largest difference {figures['largest_difference']:.4f}", fontsize=10)
         axes.legend(fontsize=8)
