@@ -184,7 +184,7 @@ class WeightSetter:
         *,
         on_metagraph: Callable[[Metagraph], None] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        timeout_s: float = TIMEOUTS.chain_request_s,
+        timeout_s: float = TIMEOUTS.chain_write_s,
     ) -> None:
         self._chain, self._netuid, self._own_hotkey, self._scores = chain, netuid, own_hotkey, scores
         self.policy = policy if policy is not None else WeightPolicy()
@@ -261,7 +261,8 @@ class WeightSetter:
         return _compare(plan, receipt, stored)
 
     def _refused(self, refused: ChainRefused) -> WeightsReport:
-        return WeightsReport(status="refused", code=refused.code, reason=refused.reason, hint=refused.hint)
+        reason = refused.reason.removeprefix(f"{refused.code}: ")
+        return WeightsReport(status="refused", code=refused.code, reason=reason, hint=refused.hint)
 
     def _log_changes(self, report: WeightsReport) -> None:
         last = self.last_report

@@ -35,6 +35,8 @@ __all__ = [
 U16_MAX = 65_535
 CALL_TIMEOUT_S = TIMEOUTS.chain_request_s
 """Default deadline of one call to the chain."""
+WRITE_TIMEOUT_S = TIMEOUTS.chain_write_s
+"""Default deadline of a call that waits for inclusion."""
 
 
 class KeySigner(Protocol):
@@ -164,11 +166,13 @@ class Chain(Protocol):
 
     async def hyperparameters(self, netuid: int, *, timeout_s: float = CALL_TIMEOUT_S) -> Hyperparameters: ...
 
-    async def register(self, netuid: int, *, coldkey: KeySigner, hotkey: str, timeout_s: float = CALL_TIMEOUT_S) -> int:
+    async def register(
+        self, netuid: int, *, coldkey: KeySigner, hotkey: str, timeout_s: float = WRITE_TIMEOUT_S
+    ) -> int:
         """Burn the registration cost and take a slot; returns the uid."""
         ...
 
-    async def serve(self, netuid: int, host: str, port: int, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    async def serve(self, netuid: int, host: str, port: int, *, timeout_s: float = WRITE_TIMEOUT_S) -> None:
         """Announce the hotkey's address; nothing is sent when the chain shows it already."""
         ...
 
@@ -179,7 +183,7 @@ class Chain(Protocol):
         *,
         version_key: int = 0,
         mechanism: int = 0,
-        timeout_s: float = CALL_TIMEOUT_S,
+        timeout_s: float = WRITE_TIMEOUT_S,
     ) -> WeightsReceipt:
         """Set the hotkey's weights, by hotkey or by uid."""
         ...
@@ -190,7 +194,7 @@ class Chain(Protocol):
         """What the chain stores for ``uid``; None when it never set any."""
         ...
 
-    async def set_commitment(self, netuid: int, data: bytes, *, timeout_s: float = CALL_TIMEOUT_S) -> None: ...
+    async def set_commitment(self, netuid: int, data: bytes, *, timeout_s: float = WRITE_TIMEOUT_S) -> None: ...
 
     async def commitments(self, netuid: int, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Commitment]:
         """The newest commitment of each hotkey that made one."""

@@ -15,6 +15,7 @@ import msgspec
 
 from subnet.chain.base import (
     CALL_TIMEOUT_S,
+    WRITE_TIMEOUT_S,
     Axon,
     Commitment,
     Hyperparameters,
@@ -111,22 +112,24 @@ class LocalChain:
 
     # ---- writing
 
-    async def register(self, netuid: int, *, coldkey: KeySigner, hotkey: str, timeout_s: float = CALL_TIMEOUT_S) -> int:
+    async def register(
+        self, netuid: int, *, coldkey: KeySigner, hotkey: str, timeout_s: float = WRITE_TIMEOUT_S
+    ) -> int:
         call = BurnedRegister(netuid=netuid, hotkey=hotkey)
         return (await self._submit(coldkey, call, Deadline.after(timeout_s))).uid
 
     async def add_stake(
-        self, netuid: int, *, coldkey: KeySigner, hotkey: str, amount: float, timeout_s: float = CALL_TIMEOUT_S
+        self, netuid: int, *, coldkey: KeySigner, hotkey: str, amount: float, timeout_s: float = WRITE_TIMEOUT_S
     ) -> None:
         """Move ``amount`` TAO from the coldkey to the hotkey's stake; a permit follows with the next tempo."""
         call = AddStake(netuid=netuid, hotkey=hotkey, amount=to_rao(amount))
         await self._submit(coldkey, call, Deadline.after(timeout_s))
 
-    async def faucet(self, *, coldkey: KeySigner, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    async def faucet(self, *, coldkey: KeySigner, timeout_s: float = WRITE_TIMEOUT_S) -> None:
         """Take the funds that a local chain gives each account once."""
         await self._submit(coldkey, Faucet(), Deadline.after(timeout_s))
 
-    async def serve(self, netuid: int, host: str, port: int, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    async def serve(self, netuid: int, host: str, port: int, *, timeout_s: float = WRITE_TIMEOUT_S) -> None:
         deadline, signer = Deadline.after(timeout_s), self._signer()
         shown = (await self.metagraph(netuid, timeout_s=deadline.remaining_s())).neuron(signer.hotkey)
         if shown is None or shown.axon != Axon(host=host, port=port):
@@ -139,7 +142,7 @@ class LocalChain:
         *,
         version_key: int = 0,
         mechanism: int = 0,
-        timeout_s: float = CALL_TIMEOUT_S,
+        timeout_s: float = WRITE_TIMEOUT_S,
     ) -> WeightsReceipt:
         deadline, signer = Deadline.after(timeout_s), self._signer()
         uids, values = to_u16(await self._by_uid(netuid, weights, deadline))
@@ -167,7 +170,7 @@ class LocalChain:
         outcome = await self._submit(signer, call, deadline)
         return WeightsReceipt(block=outcome.block, uids=uids, values=values, reveal_round=outcome.reveal_block)
 
-    async def set_commitment(self, netuid: int, data: bytes, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    async def set_commitment(self, netuid: int, data: bytes, *, timeout_s: float = WRITE_TIMEOUT_S) -> None:
         call = SetCommitment(netuid=netuid, data=data)
         await self._submit(self._signer(), call, Deadline.after(timeout_s))
 

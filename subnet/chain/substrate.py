@@ -82,13 +82,15 @@ class _Connection(SubstrateInterface):  # pyright: ignore[reportUntypedBaseClass
         if not decode or not isinstance(raw.get("result"), str):
             return raw
         digest = blake2b(raw["result"].encode()).digest()
-        if digest not in _DECODED:
+        known = _DECODED.pop(digest, None)
+        if known is None:
             found: Any = self.runtime_config.create_scale_object("MetadataVersioned", data=ScaleBytes(raw["result"]))
             found.decode()
             while len(_DECODED) >= MAX_DECODED:
                 del _DECODED[next(iter(_DECODED))]
-            _DECODED[digest] = found
-        return _DECODED[digest]
+            known = found
+        _DECODED[digest] = known
+        return known
 
     def rpc_request(self, method: str, params: Any, result_handler: Any = None) -> Any:
         transport: Any = self.transport

@@ -14,6 +14,7 @@ from subnet.chain import subtensor_calls as calls
 from subnet.chain import subtensor_view as view
 from subnet.chain.base import (
     CALL_TIMEOUT_S,
+    WRITE_TIMEOUT_S,
     Axon,
     Commitment,
     Hyperparameters,
@@ -117,7 +118,9 @@ class SubtensorChain:
 
     # ---- writing
 
-    async def register(self, netuid: int, *, coldkey: KeySigner, hotkey: str, timeout_s: float = CALL_TIMEOUT_S) -> int:
+    async def register(
+        self, netuid: int, *, coldkey: KeySigner, hotkey: str, timeout_s: float = WRITE_TIMEOUT_S
+    ) -> int:
         """Burn at most what registering costs now. Where a part is locked as collateral this is left to ``btcli``."""
         deadline = Deadline.after(timeout_s)
         head = await self._head_of_subnet(netuid, deadline)
@@ -128,7 +131,7 @@ class SubtensorChain:
         (uid,) = await self.link.read([Item(SUBTENSOR, "Uids", (netuid, hotkey))], included.hash, deadline)
         return view.whole(uid, "Uids")
 
-    async def serve(self, netuid: int, host: str, port: int, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    async def serve(self, netuid: int, host: str, port: int, *, timeout_s: float = WRITE_TIMEOUT_S) -> None:
         deadline, signer = Deadline.after(timeout_s), self.signer()
         call = calls.serve_axon(netuid, host, port)
         head = await self._head_of_subnet(netuid, deadline)
@@ -145,7 +148,7 @@ class SubtensorChain:
         *,
         version_key: int = 0,
         mechanism: int = 0,
-        timeout_s: float = CALL_TIMEOUT_S,
+        timeout_s: float = WRITE_TIMEOUT_S,
     ) -> WeightsReceipt:
         """In the open, or committed where the subnet wants that: the receipt then has a ``reveal_round``."""
         deadline, signer = Deadline.after(timeout_s), self.signer()
@@ -165,7 +168,7 @@ class SubtensorChain:
         included = await self.link.submit(raw, signer, deadline)
         return Head(included.block, included.hash), reveal_round
 
-    async def set_commitment(self, netuid: int, data: bytes, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    async def set_commitment(self, netuid: int, data: bytes, *, timeout_s: float = WRITE_TIMEOUT_S) -> None:
         deadline, signer = Deadline.after(timeout_s), self.signer()
         call = calls.set_commitment(netuid, data)
         await self._head_of_subnet(netuid, deadline)

@@ -15,6 +15,7 @@ from subnet.chain.local_state import ChainState, Slot, Subnet
 
 NOBODY = "5C4hrfjw9DjXZTzV3MwzrrAr9P1MJhSrvWGWqi1eSuyUpnhM"
 MAX_SUBNETS = 4096
+GENESIS_MS = 1_700_000_000_000
 Entry = tuple[str, str, tuple[Any, ...], Any]
 """Pallet, item, keys, value."""
 
@@ -23,6 +24,7 @@ def entries(state: ChainState) -> Iterator[Entry]:
     """All that the adapters read."""
     newest = state.block
     yield ("System", "Number", (), newest)
+    yield ("Timestamp", "Now", (), GENESIS_MS + round(newest * state.genesis.block_time_s * 1000))
     yield ("SubtensorModule", "StakeThreshold", (), round(state.genesis.stake_threshold * 1e9))
     yield ("SubtensorModule", "TaoWeight", (), 0)
     yield ("SubtensorModule", "CommitRevealWeightsVersion", (), 4)

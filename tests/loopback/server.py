@@ -71,6 +71,7 @@ class LoopbackServer:
         self.node, self.faults = node, Faults()
         self.requests: Counter[str] = Counter()
         self.url = ""
+        self.spec_name = "node-subtensor"
         self._server: Server | None = None
         self._ids = itertools.count(1)
         self._answers: dict[str, Callable[[list[Any]], Any]] = {
@@ -205,7 +206,7 @@ class LoopbackServer:
 
     def _state_getRuntimeVersion(self, params: list[Any]) -> dict[str, Any]:
         return {
-            "specName": "node-subtensor",
+            "specName": self.spec_name,
             "implName": "node-subtensor",
             "authoringVersion": 1,
             "specVersion": self.node.spec_version,
