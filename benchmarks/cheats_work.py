@@ -17,7 +17,7 @@ from subnet.engine.stage_state import StageState
 from subnet.model.items import failure_hash
 from subnet.model.stage import StageModule
 from subnet.numerics.fixed_point import ItemStats
-from subnet.words import ItemKey
+from subnet.words import CALIBRATION_STEP, ItemKey
 
 Method = Callable[..., Any]
 FACTOR, SCALE = 1.01, 1.05
@@ -109,7 +109,8 @@ def stale_weights(liar: Liar, patches: Patches) -> None:
 
     def apply_step(original: Method) -> Method:
         def changed(self: StageState, step: int, merged: Any, **named: Any) -> None:
-            kept[id(self)] = copied_module(self)
+            if step != CALIBRATION_STEP:  # that changes no weight
+                kept[id(self)] = copied_module(self)
             original(self, step, merged, **named)
 
         return changed

@@ -24,7 +24,16 @@ from typing import Any
 import msgspec
 
 from benchmarks.audit_facts import accused
-from benchmarks.audit_swarm import SMALL, Plan, audited_config, default_audits, reference_root, run_audited
+from benchmarks.audit_swarm import (
+    SMALL,
+    TINY,
+    Plan,
+    Shape,
+    audited_config,
+    default_audits,
+    reference_root,
+    run_audited,
+)
 from benchmarks.cheats import cheating
 from benchmarks.corpus import OUT
 from benchmarks.liars import DIRECTORY as LIARS
@@ -45,8 +54,8 @@ FROM_LIARS = {
     "beside liars, rewound": "rewind-*-100",
 }
 """Finished parts of :mod:`benchmarks.liars` whose audits of honest members count, by what they are called here."""
-SMALL_GRAPHS = 1
-"""Bytes for graphs: none fits, so that each backward computes its forward again."""
+SMALL_GRAPHS, LARGE_ITEMS = 1 << 20, Shape(64, 4, 64)
+"""Bytes for graphs, the least that is allowed, and items of which none fits: each backward computes its forward again."""
 
 During = Callable[[LocalSwarm, RunStatus], None]
 
@@ -55,8 +64,8 @@ def everything(**more: Any) -> AuditSection:
     return AuditSection(rate=1.0, before_seal="probation", window_steps=4, **more)
 
 
-def config_of(audit: AuditSection, steps: int, stages: int = STAGES) -> RunConfig:
-    return audited_config("honest", audit, stages=stages, steps=steps, microbatches=MICROBATCHES)
+def config_of(audit: AuditSection, steps: int, stages: int = STAGES, shape: Shape = TINY) -> RunConfig:
+    return audited_config("honest", audit, stages=stages, steps=steps, microbatches=MICROBATCHES, shape=shape)
 
 
 @dataclass
@@ -115,9 +124,8 @@ def options_of(**more: Any) -> SwarmOptions:
 
 
 def recomputed(steps: int) -> Plan:
-    return Plan(
-        config_of(everything(), steps), MINERS, options=options_of(graph_memory_bytes=SMALL_GRAPHS), limit_s=LIMIT_S
-    )
+    config = config_of(everything(), steps, shape=LARGE_ITEMS)
+    return Plan(config, MINERS, options=options_of(graph_memory_bytes=SMALL_GRAPHS), limit_s=LIMIT_S)
 
 
 def restarted(steps: int) -> Plan:
@@ -261,14 +269,11 @@ def main(arguments: list[str]) -> int:
     if options.quick:
         return _quick(parts)
     chosen = options.only or [*RUNS, "costs"]
-    expected = parts.part(f"reference-{STEPS}", lambda: {"root": reference_root(config_of(everything(), STEPS))})
-    reports = [
-        honest_figures(
-            name, parts.part(f"{name}-{STEPS}", lambda n=name: _run(RUNS[n](STEPS)), _said), expected["root"]
-        )
-        for name in chosen
-        if name in RUNS
-    ]
+    reports: list[dict[str, Any]] = []
+    for name in (name for name in chosen if name in RUNS):
+        plan = RUNS[name](STEPS)
+        root = parts.part(_reference(plan), lambda p=plan: {"root": reference_root(p.config)})["root"]
+        reports.append(honest_figures(name, parts.part(f"{name}-{STEPS}", lambda p=plan: _run(p), _said), root))
     if options.only is None:
         reports += from_liars()
     costs = (
@@ -298,6 +303,11 @@ def _quick(parts: Parts) -> int:
     print(shown([report]))
     ok = report["finished"] and report["root_equal"] and not report["innocent"] and report["audits"] > 0
     return finish("honest_audits", report, {"innocent_accused": 0}, bool(ok))
+
+
+def _reference(plan: Plan) -> str:
+    """The name of the part of its run in one process."""
+    return f"reference-{(plan.config.model.config or {})['hidden_size']}-{STEPS}"
 
 
 def _run(plan: Plan) -> dict[str, Any]:

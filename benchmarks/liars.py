@@ -178,12 +178,11 @@ def shown(reports: Sequence[dict[str, Any]]) -> str:
             one["surviving"],
             one["rewinds"],
             one["holdout_percent"],
-            one["slower"],
             len(one["innocent"]),
         ]
         for one in reports
     ]
-    return table([*head, "hold-out loss off by %", "time, of an honest run's", "innocent accused"], rows)
+    return table([*head, "hold-out loss off by %", "innocent accused"], rows)
 
 
 def is_ok(one: dict[str, Any]) -> bool:
