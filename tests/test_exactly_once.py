@@ -93,9 +93,9 @@ def kept_partial(patch: pytest.MonkeyPatch) -> None:
     """A void partial's sum lives on: its epoch stays."""
     real = work.void_partial
 
-    def void_partial(st: RunState, open_step: StepWork, member: Member) -> None:
+    def void_partial(st: RunState, open_step: StepWork, member: Member, *, again: bool = False) -> None:
         epoch = open_step.epochs.get(member, 0)
-        real(st, open_step, member)
+        real(st, open_step, member, again=again)
         open_step.epochs[member] = epoch
 
     patch.setattr(work, "void_partial", void_partial)
