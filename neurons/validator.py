@@ -111,6 +111,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     own.add_argument("--submitters", nargs="*", default=[], metavar="HOTKEY", help="hotkeys that may submit runs")
     own.add_argument("--burn_share", type=float, default=default.burn_share, help="share of the weights that is burned")
+    own.add_argument(
+        "--score.policy",
+        dest="score_policy",
+        type=Path,
+        metavar="FILE",
+        help="JSON with the constants of the score that differ from the defaults (docs/scores.md)",
+    )
     own.add_argument("--weights.version_key", dest="weights_version_key", type=int, default=default.weights_version_key)
     own.add_argument("--weights.off", dest="weights_off", action="store_true", help="never set weights on the chain")
     return parser
@@ -119,6 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
 def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
     from subnet.errors import ConfigError
     from subnet.net.rate import num_bytes
+    from subnet.score.policy import policy_from
     from validator.settings import ValidatorSettings
 
     default = ValidatorSettings()
@@ -152,6 +160,7 @@ def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
         set_weights=not flags.weights_off,
         burn_share=flags.burn_share,
         weights_version_key=flags.weights_version_key,
+        score_policy=policy_from(flags.score_policy) if flags.score_policy is not None else default.score_policy,
         audit_required=flags.audit_required,
         audit_memory_bytes=num_bytes(memory, "--audit.memory") if memory is not None else default.audit_memory_bytes,
         audit_keep_cases_s=86400 * flags.audit_keep_cases,

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from journal_cases import records_of
-from lead_cases import FIRST, Keys, Run
+from lead_cases import FIRST, Keys, Run, submission
 from ledger_cases import with_audits
 from score_cases import put_schedule
 
@@ -20,7 +20,8 @@ from iota.cli.main import main
 from iota.cli.scores import _policy
 from iota.score_recompute import Recomputed, recompute_run
 from iota.score_tables import print_detail
-from subnet.errors import ConfigError, Corrupt, NotFound, Refusal, Refused
+from neurons.validator import build_parser, settings_from
+from subnet.errors import ConfigError, Corrupt, InputError, NotFound, Refusal, Refused
 from subnet.net.border import Listener, listen
 from subnet.net.client import SignedClient
 from subnet.net.http import create_app
@@ -38,6 +39,7 @@ from subnet.words import Member
 from validator.journal_store import JournalStore
 from validator.policy import AuditPolicy
 from validator.refusals import KEPT_EACH, MAX_HOTKEYS, Refusals
+from validator.run_registry import plan_submission
 from validator.score_api import ScoreDesk, score_routes, standing
 from validator.score_files import NAME, keep_book, load_books
 from validator.score_holds import holds_of, where_of
@@ -375,3 +377,26 @@ def test_what_was_earned_in_finished_runs_counts_after_a_restart(tmp_path: Path)
     for data in run.records:
         fresh.run("toy-1").note(msgspec.msgpack.decode(data, type=ev.Record))
     assert loaded(quick) == fresh.scores(5.0) != book.scores(5.0)
+
+
+# --- settings ------------------------------------------------------------------------------------------------------
+
+
+def test_a_validator_takes_its_policy_from_a_file(tmp_path: Path):
+    path = tmp_path / "policy.json"
+    path.write_text('{"half_life_s": 7200}')
+    settings = settings_from(build_parser().parse_args(["--score.policy", str(path)]))
+    assert settings.score_policy == ScorePolicy(half_life_s=7200.0)
+    assert settings_from(build_parser().parse_args([])).score_policy == ScorePolicy()
+    path.write_text('{"half_life_s": 0.5}')
+    with pytest.raises(ConfigError, match=r"score.half_life_s = 0.5 is not allowed"):
+        settings_from(build_parser().parse_args(["--score.policy", str(path)]))
+
+
+@pytest.mark.parametrize("flops", [float("nan"), float("inf"), -1.0, 1e31])
+def test_a_run_whose_flops_are_no_numbers_is_refused(flops: float):
+    good = submission("tiny")
+    plan_submission(good)
+    bad = msgspec.structs.replace(good, unit_flops_per_token=(flops, *good.unit_flops_per_token[1:]))
+    with pytest.raises(InputError, match="FLOPs per token are no number"):
+        plan_submission(bad)

@@ -53,7 +53,7 @@ from validator.run_archive import put_run
 from validator.run_export import export_info, finished_state
 from validator.run_registry import RunEntry, RunRegistry
 from validator.run_session import RunSession
-from validator.score_api import ScoreDesk, score_routes
+from validator.score_api import ScoreDesk, registrations_of, score_routes
 from validator.score_files import keep_book, load_books
 from validator.scoring import Score, ScoreBook
 from validator.settings import ValidatorSettings
@@ -80,9 +80,15 @@ class ValidatorNode:
             audits_required=settings.audit_required,
             audit_memory_bytes=settings.audit_memory_bytes,
         )
-        self.scores, self.refusals = ScoreBook(), Refusals()
+        self.scores, self.refusals = ScoreBook(settings.score_policy), Refusals()
         load_books(self.registry, self.scores)
-        self.score_desk = ScoreDesk(self.scores, lambda: self.session, self.refusals, clock)
+        self.score_desk = ScoreDesk(
+            self.scores,
+            lambda: self.session,
+            self.refusals,
+            clock,
+            registrations=lambda: registrations_of(self.metagraph),
+        )
         self.reach_desk = ReachDesk(signer, clock=clock)
         self.session: RunSession | None = None
         self.side = ChainSide(settings, signer, chain, self._scores_now, self._take_metagraph)

@@ -20,6 +20,7 @@ from subnet.protocol.api import RunSubmission
 from subnet.protocol.messages import LIMIT_SUBMISSION_BYTES
 from subnet.run.config import RunConfig
 from subnet.run.events import RunPlanned
+from subnet.score.accounts import MOST_FLOPS
 from subnet.store.disk import atomic_write
 from subnet.words import PROTOCOL_VERSION, GroupShape
 from validator.stage_plan import plan_cuts
@@ -175,6 +176,8 @@ def plan_submission(submission: RunSubmission) -> tuple[RunConfig, ModelPlan]:
     num_units = len(submission.unit_tensors)
     if num_units < 3 or len(submission.unit_flops_per_token) != num_units or len(submission.unit_costs) != num_units:
         raise InputError("the submission's units, FLOPs and costs don't match", hint="submit with this version's iota")
+    if any(not 0 <= flops <= MOST_FLOPS for flops in submission.unit_flops_per_token):
+        raise InputError("a unit's FLOPs per token are no number of 0 or more", hint="submit with this version's iota")
     if any(not cost > 0 for cost in submission.unit_costs[1:-1]):
         raise InputError("a unit's cost isn't above 0", hint="submit with this version's iota")
     for blob in (submission.data, submission.snapshot, submission.tokenizer):

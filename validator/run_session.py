@@ -26,6 +26,7 @@ from validator.progress import ProgressWatch
 from validator.projection import SessionProjection
 from validator.retention import AUDIT_WINDOW_STEPS, audit_window, expiries, receipts_from
 from validator.run_registry import RunEntry, run_planned
+from validator.score_files import recount
 from validator.session_audits import SessionAudits
 from validator.store_costs import store_costs
 from validator.tasks import RunTasks
@@ -46,6 +47,7 @@ class RunSession:
         )
         self.tasks = RunTasks(entry.plan, node.store, self.audits.runner)
         self.book = node.scores.begin(entry.stored.run_id)
+        self._projection = SessionProjection(self.book)
         self._tidy = asyncio.Event()
         self.clock = PresentClock(node.clock)
         self._dumps = Dumps(entry.directory / "stalls")
@@ -57,7 +59,7 @@ class RunSession:
             signer=node.signer,
             clock=self.clock,
             on_record=self._on_record,
-            projection=SessionProjection(self.book),
+            projection=self._projection,
         )
         self.over = False
         self.audits.attach(self.coordinator, self.clock)
@@ -66,6 +68,8 @@ class RunSession:
 
     async def run(self) -> None:
         """Until the run has finished and its last record is in the log store."""
+        if self._projection.lost:
+            await recount(self.book, self.entry.stored.run_id, self.journal, self._node.store)
         self.coordinator.begin(run_planned(self.entry), self.entry.stored.submission.hardware_class)
         driver = asyncio.create_task(self.coordinator.run(), name="coordinator")
         finished = asyncio.create_task(self._until_finished(), name="until finished")
