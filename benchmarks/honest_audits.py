@@ -45,8 +45,8 @@ from subnet.timing import Deadline, seeded
 
 DIRECTORY = OUT / "honest_audits"
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "security.md"
-STAGES, MINERS, STEPS, MICROBATCHES = 3, 12, 50, 12
-COST_STEPS, COST_MICROBATCHES = 80, 16
+STAGES, MINERS, STEPS, MICROBATCHES = 3, 12, 30, 12
+COST_STEPS, COST_MICROBATCHES = 60, 16
 AUDITS, COST_SHARE, LIMIT_S = 10_000, 0.03, 1800.0
 FROM_LIARS = {
     "calm": "honest-*-100",
@@ -75,7 +75,7 @@ class Restarts:
     every: int
     miners: int
     again_at: dict[int, int] = field(default_factory=dict)
-    next_at: int = 4
+    next_at: int = 3
     joined: bool = False
 
     def __call__(self, swarm: LocalSwarm, status: RunStatus) -> None:
@@ -148,10 +148,10 @@ def rewound(steps: int) -> Plan:
 
 
 RUNS: dict[str, Callable[[int], Plan]] = {
-    "recomputed": recomputed,
     "restarted": restarted,
-    "oversubscribed": oversubscribed,
     "rewound": rewound,
+    "oversubscribed": oversubscribed,
+    "recomputed": recomputed,
 }
 
 
