@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from test_swarm import ROOT, RUN, RUN_S, START_S
+from test_swarm import NO_AUDITS, ROOT, RUN, RUN_S, START_S
 
 from iota.swarm import LocalSwarm, SwarmOptions
 from subnet.errors import NotFound, Refused, Unreachable
@@ -24,8 +24,7 @@ from subnet.timing import Deadline
 
 pytestmark = pytest.mark.timeout(900)
 T = TypeVar("T")
-AUDIT = """
-[audit]
+AUDIT = """[audit]
 rate = 0.5
 before_seal = "probation"
 probation_items = 4
@@ -58,7 +57,7 @@ def until(what: str, deadline: Deadline, found: Callable[[], T | None]) -> T:
 def test_a_follower_checks_audits_scores_and_sets_weights(tmp_path: Path) -> None:
     book = (ROOT / "iota" / "assets" / "moby_dick.txt").read_text(encoding="utf-8")
     (tmp_path / "book.txt").write_text(book[:60_000], encoding="utf-8")
-    config = parse_run(RUN.replace('name = "calm"', 'name = "followed"') + AUDIT, tmp_path)
+    config = parse_run(RUN.replace('name = "calm"', 'name = "followed"').replace(NO_AUDITS, AUDIT), tmp_path)
     options = SwarmOptions(device="cpu", measure_costs=False, start_s=START_S, spare_miners=0, spare_validators=1)
     with LocalSwarm(tmp_path / "swarm", config, 2, options) as swarm:
         url = swarm.start_follower()

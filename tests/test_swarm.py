@@ -30,7 +30,11 @@ ROOT = Path(__file__).resolve().parent.parent
 START_S, RUN_S = 240.0, 240.0
 pytestmark = pytest.mark.timeout(600)  # the waits are deadlines, not expectations: a machine may be busy
 
-RUN = """
+NO_AUDITS = """[audit]
+rate = 0.0
+before_seal = "none"
+"""
+RUN = f"""
 [run]
 name = "calm"
 steps = 5
@@ -52,10 +56,7 @@ learning_rate = 1e-2
 stages = 2
 microbatches = 4
 microbatch_rows = 2
-[audit]
-rate = 0.0
-before_seal = "none"
-[snapshot]
+{NO_AUDITS}[snapshot]
 every_steps = 2
 [evaluation]
 rows = 4
