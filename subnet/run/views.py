@@ -18,6 +18,7 @@ from subnet.run import events as ev
 from subnet.run.apply import apply, finish_run, seal_step
 from subnet.run.audit_folds import note_audit_opened
 from subnet.run.invariants import require
+from subnet.run.parts import Item
 from subnet.run.state import SEALED, GroupSeal, RunState, group_of
 from subnet.run.state_codec import canonical, canonical_bytes
 from subnet.run.work import open_work
@@ -168,6 +169,15 @@ def apply_seen_record(state: RunState, record: ev.Record, view: View) -> None:
 # --- to compare ---------------------------------------------------------------------------------------------------
 
 
+def _items(items: dict[int, Item]) -> Any:
+    """Without what is noted of an item's inputs: they may be of a stage that isn't in the view."""
+    known = {
+        m: msgspec.structs.replace(found, forward_by=None, backward_by=None, contradictions=0)
+        for m, found in items.items()
+    }
+    return canonical(known)
+
+
 def seen_bytes(state: RunState, view: View) -> bytes:
     """Canonical bytes of what the view has of a state: equal for the fold of the whole and the fold of the view."""
     parts: dict[str, Any] = {
@@ -186,7 +196,7 @@ def seen_bytes(state: RunState, view: View) -> bytes:
 
         parts[name] = [
             [work.step, work.num_training, work.num_evaluation, canonical(work.scalars), canonical(work.skipped)],
-            [[canonical(work.items[s]), canonical(work.undealt[s]), canonical(work.live[s])] for s in stages],
+            [[_items(work.items[s]), canonical(work.undealt[s]), canonical(work.live[s])] for s in stages],
             [[work.done[s], work.evaluated[s]] for s in stages],
             [canonical(work.merges[group]) for group in sorted(view.groups)],
             [mine(work.held), mine(work.epochs), mine(work.silences)],
