@@ -3,7 +3,8 @@ item comes from the metadata of the chain as it runs. For the day the SDK and th
 
 The library blocks, so it lives on one thread; each of its requests ends by the caller's deadline. It is handed a fresh
 connection after an error and after each submission: its queue keeps what nobody asked for. Decoding the metadata
-takes seconds of processor time, once per runtime version.
+takes seconds of processor time, once per runtime version; the call that meets a new version may run into its deadline,
+and the next one finds it decoded.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
-from scalecodec.base import ScaleBytes  # pyright: ignore[reportMissingTypeStubs]
+from scalecodec.base import RuntimeConfigurationObject, ScaleBytes  # pyright: ignore[reportMissingTypeStubs]
 from scalecodec.exceptions import RemainingScaleBytesNotEmptyException  # pyright: ignore[reportMissingTypeStubs]
+from scalecodec.type_registry import load_type_registry_preset  # pyright: ignore[reportMissingTypeStubs]
 from scalecodec.utils.ss58 import ss58_decode  # pyright: ignore[reportMissingTypeStubs]
 from substrateinterface import SubstrateInterface  # pyright: ignore[reportMissingTypeStubs]
 from substrateinterface.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
@@ -77,20 +79,10 @@ class _Connection(SubstrateInterface):  # pyright: ignore[reportUntypedBaseClass
         super().init_runtime(block_hash if block_hash or block_id is not None else self.pinned, block_id)
 
     def get_block_metadata(self, block_hash: str | None = None, decode: bool = True) -> Any:
-        """Decoded once per process: the same bytes are the same metadata, whoever sends them."""
         raw: Any = super().get_block_metadata(block_hash, decode=False)
         if not decode or not isinstance(raw.get("result"), str):
             return raw
-        digest = blake2b(raw["result"].encode()).digest()
-        known = _DECODED.pop(digest, None)
-        if known is None:
-            found: Any = self.runtime_config.create_scale_object("MetadataVersioned", data=ScaleBytes(raw["result"]))
-            found.decode()
-            while len(_DECODED) >= MAX_DECODED:
-                del _DECODED[next(iter(_DECODED))]
-            known = found
-        _DECODED[digest] = known
-        return known
+        return decoded_metadata(raw["result"])
 
     def rpc_request(self, method: str, params: Any, result_handler: Any = None) -> Any:
         transport: Any = self.transport
@@ -99,6 +91,25 @@ class _Connection(SubstrateInterface):  # pyright: ignore[reportUntypedBaseClass
 
     def ask(self, method: str, params: Sequence[object]) -> Any:
         return self.rpc_request(method, list(params))["result"]
+
+
+def decoded_metadata(blob: str) -> Any:
+    """Metadata from its hex. Once per process: the same bytes are the same metadata, whoever sends them."""
+    digest = blake2b(blob.encode()).digest()
+    known = _DECODED.pop(digest, None)
+    if known is None:
+        config: Any = RuntimeConfigurationObject(ss58_format=SS58_FORMAT)
+        config.clear_type_registry()
+        for preset in ("core", "legacy"):
+            config.update_type_registry(load_type_registry_preset(preset))
+        known = config.create_scale_object("MetadataVersioned", data=ScaleBytes(blob))
+        known.decode()
+        config.implements_scale_info = True
+        config.add_portable_registry(known)  # the metadata looks its own types up there
+        while len(_DECODED) >= MAX_DECODED:
+            del _DECODED[next(iter(_DECODED))]
+    _DECODED[digest] = known
+    return known
 
 
 def _remaining_s(deadline: Deadline) -> float:
