@@ -230,11 +230,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--again", action="store_true", help="forget finished parts")
     parser.add_argument("--only", nargs="+", choices=[*CHEATS, SYBILS], help="these cheats")
     parser.add_argument("--when", choices=[PROBATION, AFTER], help="only those that begin then")
+    parser.add_argument("--finished", action="store_true", help="report what is there, run nothing")
     parser.add_argument("--write", action="store_true", help="put the table into docs/security.md")
     options = parser.parse_args(arguments)
     quick = [Trial("scaled_gradient", PROBATION, QUICK_STEPS)]
     chosen = quick if options.quick else trials(options.only or [*CHEATS, SYBILS])
     chosen = [trial for trial in chosen if options.when in (None, trial.when)]
+    if options.finished:
+        chosen = [trial for trial in chosen if (DIRECTORY / f"{label(trial)}.json").exists()]
     parts = Parts(DIRECTORY, again=options.again or options.quick)
     reports = adversaries(chosen, QUICK_MINERS if options.quick else MINERS, parts)
     text = shown(reports)

@@ -1,10 +1,10 @@
 """No honest miner is ever accused: ten thousand of their partials redone, in every way an honest miner can have come about them.
 
 Counted are partials (one member's sum of one step at one stage) of honest members that a validator has redone from real evidence
-in real swarms: all of a run whose miners recompute (no room for graphs); of one whose miners are killed, started again, and come
-late; of one with more processes than cores, paused and continued; of one that liars have rewound; and those of the runs of
-:mod:`benchmarks.liars`, calm ones and ones with liars. A last run, at the default rate and with more to compute, says what audits
-cost: their compute over the network's, after probation and in all, and their bytes.
+in real swarms: all of a run whose miners are killed, started again, and come late; of one that liars have rewound; of one with
+more processes than cores, paused and continued; of one whose miners recompute (no room for graphs); and those of finished runs of
+:mod:`benchmarks.liars` and :mod:`benchmarks.adversaries`, calm ones and ones with liars. A last run, at the default rate and with
+more to compute, says what audits cost: their compute over the network's, after probation and in all, and their bytes.
 
     python -m benchmarks.honest_audits            # keeps finished runs in benchmarks/out/honest_audits
     python -m benchmarks.honest_audits --only restarted rewound
@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.adversaries import DIRECTORY as ADVERSARIES
 from benchmarks.audit_facts import accused
 from benchmarks.audit_swarm import (
     SMALL,
@@ -48,12 +49,13 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "security.md"
 STAGES, MINERS, STEPS, MICROBATCHES = 3, 12, 30, 12
 COST_STEPS, COST_MICROBATCHES = 60, 16
 AUDITS, COST_SHARE, LIMIT_S = 10_000, 0.03, 1800.0
-FROM_LIARS = {
-    "calm": "honest-*-100",
-    "beside liars, all redone before the seal": "all-*-100",
-    "beside liars, rewound": "rewind-*-100",
+ELSEWHERE = {
+    "calm": (LIARS, "honest-*-100"),
+    "beside liars, all redone before the seal": (LIARS, "all-*-100"),
+    "beside liars, rewound": (LIARS, "rewind-*-100"),
+    "beside one cheat": (ADVERSARIES, "*-[0-9]*"),
 }
-"""Finished parts of :mod:`benchmarks.liars` whose audits of honest members count, by what they are called here."""
+"""Finished parts of :mod:`benchmarks.liars` and of :mod:`benchmarks.adversaries` whose audits of honest members count."""
 SMALL_GRAPHS, LARGE_ITEMS = 1 << 20, Shape(64, 4, 64)
 """Bytes for graphs, the least that is allowed, and items of which none fits: each backward computes its forward again."""
 
@@ -147,12 +149,13 @@ def rewound(steps: int) -> Plan:
     return Plan(config, MINERS, before, notes, options=options_of(graph_memory_bytes=4 << 30), limit_s=LIMIT_S)
 
 
-RUNS: dict[str, Callable[[int], Plan]] = {
-    "restarted": restarted,
-    "rewound": rewound,
-    "oversubscribed": oversubscribed,
-    "recomputed": recomputed,
+RUNS: dict[str, tuple[Callable[[int], Plan], int]] = {
+    "restarted": (restarted, STEPS),
+    "rewound": (rewound, STEPS),
+    "oversubscribed": (oversubscribed, 2 * STEPS),
+    "recomputed": (recomputed, STEPS),
 }
+"""With their steps."""
 
 
 class Costs:
@@ -203,6 +206,7 @@ def cost_figures(made: dict[str, Any]) -> dict[str, Any]:
         "state_share": state_s / work_s,
         "compute_share_in_all": (end["compute_s"] + end["state_s"]) / end["receipted_s"],
         "redone_item_over_item": per_item,
+        "state_over_item": per_item * end["state_s"] / max(1e-9, end["compute_s"]),
         "partials": made["audits"].get("passed", 0),
         "partials_after_seal": made["audits"].get("after_seal", 0),
         "items": items,
@@ -214,14 +218,14 @@ def cost_figures(made: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def from_liars() -> list[dict[str, Any]]:
-    """What became of honest members in the finished runs of :mod:`benchmarks.liars`, as one report a kind."""
+def from_elsewhere() -> list[dict[str, Any]]:
+    """What became of honest members in finished runs of other benchmarks, as one report a kind."""
     found: list[dict[str, Any]] = []
-    for name, pattern in FROM_LIARS.items():
+    for name, (directory, pattern) in ELSEWHERE.items():
         reports: list[dict[str, Any]] = []
-        for made in Parts(LIARS).finished(pattern):
-            liars = {made["hotkeys"].get(number) for number in made.get("roles", {})}
-            reports.append(honest_figures(name, {**made, "liars": sorted(liar for liar in liars if liar)}, None))
+        for made in (made for made in Parts(directory).finished(pattern) if "audits_of" in made):
+            liars = {*made["liars"], *(made["hotkeys"].get(number) for number in made.get("roles", {}))}
+            reports.append(honest_figures(name, {**made, "liars": liars}, None))
         if reports:
             found.append({key: _together(key, [one[key] for one in reports]) for key in reports[0]})
     return found
@@ -262,6 +266,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.honest_audits", description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--again", action="store_true", help="forget finished parts")
+    parser.add_argument("--finished", action="store_true", help="report what is there, run nothing")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/security.md")
     parser.add_argument("--only", nargs="+", choices=[*RUNS, "costs"])
     options = parser.parse_args(arguments)
@@ -269,13 +274,17 @@ def main(arguments: list[str]) -> int:
     if options.quick:
         return _quick(parts)
     chosen = options.only or [*RUNS, "costs"]
+    if options.finished:
+        known = {**{name: steps for name, (_, steps) in RUNS.items()}, "costs": COST_STEPS}
+        chosen = [name for name in chosen if (DIRECTORY / f"{name}-{known[name]}.json").exists()]
     reports: list[dict[str, Any]] = []
     for name in (name for name in chosen if name in RUNS):
-        plan = RUNS[name](STEPS)
+        make, steps = RUNS[name]
+        plan = make(steps)
         root = parts.part(_reference(plan), lambda p=plan: {"root": reference_root(p.config)})["root"]
-        reports.append(honest_figures(name, parts.part(f"{name}-{STEPS}", lambda p=plan: _run(p), _said), root))
+        reports.append(honest_figures(name, parts.part(f"{name}-{steps}", lambda p=plan: _run(p), _said), root))
     if options.only is None:
-        reports += from_liars()
+        reports += from_elsewhere()
     costs = (
         cost_figures(parts.part(f"costs-{COST_STEPS}", lambda: run_costs(COST_STEPS), _said))
         if "costs" in chosen
@@ -290,9 +299,8 @@ def main(arguments: list[str]) -> int:
     limits = {"audits": AUDITS, "innocent_accused": 0, "compute_share": COST_SHARE}
     whole = options.only is not None or audits >= AUDITS
     cheap = not costs or costs["compute_share"] <= COST_SHARE
-    return finish(
-        "honest_audits", figures, limits, not innocent and whole and cheap and all(one["finished"] for one in reports)
-    )
+    ended = all(one["finished"] for one in reports if one["run"] in RUNS)
+    return finish("honest_audits", figures, limits, not innocent and whole and cheap and ended)
 
 
 def _quick(parts: Parts) -> int:
@@ -307,7 +315,7 @@ def _quick(parts: Parts) -> int:
 
 def _reference(plan: Plan) -> str:
     """The name of the part of its run in one process."""
-    return f"reference-{(plan.config.model.config or {})['hidden_size']}-{STEPS}"
+    return f"reference-{(plan.config.model.config or {})['hidden_size']}-{plan.config.run.steps}"
 
 
 def _run(plan: Plan) -> dict[str, Any]:
