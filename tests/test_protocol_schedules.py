@@ -62,7 +62,7 @@ FOUND: dict[str, tuple[str, str, int]] = {
     "effective": ("takeover", "", 0),
     "cursor": ("takeover", "", 0),
     "headrule": ("takeover", "", 32),
-    "incterm": ("rivals", "", 766),
+    "incterm": ("rivals", "", 507),
     "boot": ("stale", "", 3),
     "backoff": ("calm", "mute", 4),
     "replay": ("", "", 36),
