@@ -80,6 +80,7 @@ class AuditCoordinator(Coordinator):
             self.watch.audits.ledger.note(state, record.event)
             folding.apply(state, record.event)
         self.auditing: list[tuple[RunAudit, Any, float]] = []
+        self.looks: dict[RunAudit, int] = {}
 
     def emit(self, event: ev.AnyEvent) -> None:
         self.watch.audits.ledger.note(self.state, event)
@@ -132,6 +133,11 @@ class AuditCoordinator(Coordinator):
             return
         if not sim.answers(self) or (sim.chaos and sim.rng.random() < 0.5):
             return
+        self.looks[action] = self.looks.get(action, 0) + 1
+        if self.looks[action] <= sim.audit_ticks:
+            sim.progress = True
+            return
+        del self.looks[action]
         lacking = audit_toy.missing_of(case, sim.store)
         lost = all((action.audit, want) in known.not_held for want in lacking)
         if lacking and not lost and self.now - since < AUDIT_POLICY.evidence_s:

@@ -33,9 +33,17 @@ class AuditSim(Sim):
     max_passes, max_members, max_events = 900, 16, 20_000
 
     def __init__(
-        self, seed: int, *, mode: str = "all", lie: str = "", num_liars: int | None = None, **options: Any
+        self,
+        seed: int,
+        *,
+        mode: str = "all",
+        lie: str = "",
+        num_liars: int | None = None,
+        audit_ticks: int = 0,
+        **options: Any,
     ) -> None:
-        self.mode, self.num_liars = mode, num_liars
+        self.mode, self.num_liars, self.audit_ticks = mode, num_liars, audit_ticks
+        """An audit takes so many rounds, longer than all that a seal waits for besides."""
         self.shares: dict[str, tuple[int, float]] = {}
         self.families: dict[str, str] = {}
         """Coldkeys of hotkeys that share one."""

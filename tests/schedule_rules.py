@@ -18,13 +18,13 @@ from validator import decide_leases, decide_members, decide_merges, intake, jour
 Remove = Callable[[Any, Any], None]
 
 
-def _always(value: Any) -> Callable[..., Any]:
+def always(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
 
 def segread(patch: Any, sim: Any) -> None:
     """A leader whose acknowledgement was lost never learns that its segment is in."""
-    patch.setattr(journal_core, "counts_as_acknowledged", _always(False))
+    patch.setattr(journal_core, "counts_as_acknowledged", always(False))
 
 
 def nonce(patch: Any, sim: Any) -> None:
@@ -51,40 +51,40 @@ def headrule(patch: Any, sim: Any) -> None:
 def incterm(patch: Any, sim: Any) -> None:
     """The next term gives an incarnation again that a lost journal had given."""
     patch.setattr(intake, "next_member", lambda st, hotkey: Member(hotkey, 0, st.num_joined + 1))
-    patch.setattr(owed_merges, "sum_is", _always(True))
+    patch.setattr(owed_merges, "sum_is", always(True))
 
 
 def boot(patch: Any, sim: Any) -> None:
     """A late hello of a process joins it again, and ends the incarnation that works."""
-    patch.setattr(intake, "boot_seen", _always(False))
+    patch.setattr(intake, "boot_seen", always(False))
 
 
 def backoff(patch: Any, sim: Any) -> None:
     """A member that never answers is dealt the same work for ever."""
-    patch.setattr(decide_members, "is_second_silence", _always(False))
-    patch.setattr(intake, "back_off_left", _always(0.0))
+    patch.setattr(decide_members, "is_second_silence", always(False))
+    patch.setattr(intake, "back_off_left", always(0.0))
 
 
 def replay(patch: Any, sim: Any) -> None:
     """A lost boundary whose producer is done is never made again."""
-    patch.setattr(intake, "replay_allowed", _always(False))
-    patch.setattr(lost_boundaries, "replay_allowed", _always(False))
+    patch.setattr(intake, "replay_allowed", always(False))
+    patch.setattr(lost_boundaries, "replay_allowed", always(False))
 
 
 def skipseal(patch: Any, sim: Any) -> None:
     """A sum is sealed with a microbatch that another stage can't do."""
-    patch.setattr(decide_merges, "every_item_settled", _always(True))
+    patch.setattr(decide_merges, "every_item_settled", always(True))
 
 
 def skipvoid(patch: Any, sim: Any) -> None:
     """A skipped microbatch stays in the sums that have it; members that compare their sum with the fold are silent."""
-    patch.setattr(work, "void_skipped", _always(None))
-    patch.setattr(owed_merges, "sum_is", _always(True))
+    patch.setattr(work, "void_skipped", always(None))
+    patch.setattr(owed_merges, "sum_is", always(True))
 
 
 def skiplone(patch: Any, sim: Any) -> None:
     """Where one replica is left, nobody confirms that an item fails."""
-    patch.setattr(decide_leases, "lone_replica_failure", _always(None))
+    patch.setattr(decide_leases, "lone_replica_failure", always(None))
 
 
 def remember(patch: Any, sim: Any) -> None:
@@ -94,33 +94,33 @@ def remember(patch: Any, sim: Any) -> None:
         return owe.generation is not None and (owe.step, owe.microbatch, owe.epoch) not in local.added
 
     patch.setattr(owed, "may_add", may_add)
-    patch.setattr(owed, "stays_refused", _always(False))
-    patch.setattr(owed_merges, "sum_is", _always(True))
+    patch.setattr(owed, "stays_refused", always(False))
+    patch.setattr(owed_merges, "sum_is", always(True))
 
 
 def epoch(patch: Any, sim: Any) -> None:
     """What was added before a void is still in the sum after it."""
-    patch.setattr(state, "epoch", _always(0))
+    patch.setattr(state, "epoch", always(0))
 
 
 def commitset(patch: Any, sim: Any) -> None:
     """A late commitment, to another set of microbatches, gets into the manifest."""
-    patch.setattr(intake, "commits_done_set", _always(True))
+    patch.setattr(intake, "commits_done_set", always(True))
 
 
 def have(patch: Any, sim: Any) -> None:
     """A partition counts as merged that the store doesn't have."""
-    patch.setattr(intake, "blobs_to_confirm", _always(()))
+    patch.setattr(intake, "blobs_to_confirm", always(()))
 
 
 def ver(patch: Any, sim: Any) -> None:
     """What was said of an earlier manifest counts for this one."""
-    patch.setattr(intake, "is_current", _always(True))
+    patch.setattr(intake, "is_current", always(True))
 
 
 def via(patch: Any, sim: Any) -> None:
     """Who withholds a slice can't be told from who doesn't merge."""
-    patch.setattr(decide_merges, "routes_through_store", _always(False))
+    patch.setattr(decide_merges, "routes_through_store", always(False))
 
 
 def seedver(patch: Any, sim: Any) -> None:
@@ -130,7 +130,7 @@ def seedver(patch: Any, sim: Any) -> None:
 
 def checkall(patch: Any, sim: Any) -> None:
     """One replica's word, a liar's, is enough to seal."""
-    patch.setattr(decide_merges, "must_check", _always([]))
+    patch.setattr(decide_merges, "must_check", always([]))
 
 
 def ack(patch: Any, sim: Any) -> None:
@@ -171,7 +171,7 @@ RULES: dict[str, Remove] = {
 
 def clock(patch: Any, sim: Any) -> None:
     """Members are late for their neighbours."""
-    patch.setattr(decide_leases, "clock_runs", _always(True))
+    patch.setattr(decide_leases, "clock_runs", always(True))
 
 
 COSTS: dict[str, tuple[Remove, str, str]] = {
