@@ -206,6 +206,12 @@ class Liar:
             return False
         return self.lies(step, NO_ITEM, held.stage)
 
+    @property
+    def is_one(self) -> bool:
+        """Whether this process lies at all: without slots each does, else who has taken one."""
+        names = [self._directory / f"slot-{number}" for number in range(self.terms.slots)]
+        return not names or any(path.exists() and path.read_text() == self.hotkey for path in names)
+
     def accomplices(self) -> frozenset[str]:
         """Hotkeys that share the secret, once all slots are taken."""
         names = [self._directory / f"slot-{number}" for number in range(self.terms.slots)]
