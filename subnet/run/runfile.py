@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +44,11 @@ def parse_run(text: str, directory: Path) -> RunConfig:
     except tomllib.TOMLDecodeError as error:
         hint = 'texts need quotes: name = "demo"; sections are headed [run]'
         raise ConfigError(f"not TOML: {error}", hint=hint) from error
+    return run_of_table(table, directory)
+
+
+def run_of_table(table: Mapping[str, Any], directory: Path) -> RunConfig:
+    """The run that nested tables describe, as TOML gives them; relative paths start at ``directory``."""
     sections = {field.name: field for field in msgspec.structs.fields(RunConfig)}
     for name, value in table.items():
         if name not in sections:
