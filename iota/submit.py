@@ -30,7 +30,12 @@ Say = Callable[[str], None]
 RETENTION = "data"
 
 
-def run_submit(settings: SubmitSettings, say: Say = print) -> int:
+def say_now(text: str) -> None:
+    """Print a line that whoever reads a pipe or a file sees at once."""
+    print(text, flush=True)
+
+
+def run_submit(settings: SubmitSettings, say: Say = say_now) -> int:
     """The whole of it; exit status 0 when the validator has taken the run."""
     summary = submit(settings, say)
     where = "it is the active run" if summary.place == 0 else f"{summary.place} before it in the queue"

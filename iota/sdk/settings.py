@@ -1,0 +1,117 @@
+"""What a training run is, in the words of a trainer; each is a part of the run file and is checked as one.
+
+A plain dict with a section's keys may stand for each of them, so whatever a run file can say can be said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from subnet.errors import ConfigError
+from subnet.run.config import RunConfig
+from subnet.run.runfile import run_of_table
+
+Section = Mapping[str, Any]
+
+
+class Pretrain(msgspec.Struct, frozen=True, kw_only=True):
+    """Next-token prediction on packed text.
+
+    A step is ``batch_items`` items of ``item_rows`` rows of ``seq_len`` tokens. An item is what one miner computes at a
+    time (a microbatch); the gradients of all items of a step are summed.
+    """
+
+    seq_len: int = 128
+    batch_items: int = 8
+    item_rows: int = 4
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """By section of the run file."""
+        return {
+            "data": {"sequence_length": self.seq_len},
+            "pipeline": {"microbatches": self.batch_items, "microbatch_rows": self.item_rows},
+        }
+
+
+class AdamW(msgspec.Struct, frozen=True, kw_only=True):
+    """AdamW with decoupled weight decay on tensors of two or more dimensions; ``clip_norm`` 0 switches clipping off."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+
+    def section(self) -> dict[str, Any]:
+        """``[optimizer]``."""
+        return {
+            "kind": "adamw",
+            "learning_rate": self.lr,
+            "betas": list(self.betas),
+            "epsilon": self.eps,
+            "weight_decay": self.weight_decay,
+            "clip_norm": self.clip_norm,
+        }
+
+
+class Cosine(msgspec.Struct, frozen=True, kw_only=True):
+    """Linear warm-up, then half a cosine down to ``final_fraction`` of the learning rate at ``steps``."""
+
+    steps: int = 100
+    warmup_steps: int = 0
+    final_fraction: float = 0.1
+
+    def section(self) -> dict[str, Any]:
+        """``[schedule]``."""
+        return {"kind": "cosine", "warmup_steps": self.warmup_steps, "final_fraction": self.final_fraction}
+
+
+class Constant(msgspec.Struct, frozen=True, kw_only=True):
+    """Linear warm-up, then the same learning rate until ``steps``."""
+
+    steps: int = 100
+    warmup_steps: int = 0
+
+    def section(self) -> dict[str, Any]:
+        """``[schedule]``."""
+        return {"kind": "constant", "warmup_steps": self.warmup_steps}
+
+
+def make_config(
+    *,
+    name: str,
+    seed: int,
+    steps: int | None,
+    stages: int,
+    model: Section,
+    data: Section,
+    objective: Pretrain | Section,
+    optimizer: AdamW | Section,
+    schedule: Cosine | Constant | Section,
+    sections: Mapping[str, Section],
+) -> RunConfig:
+    """The run of these settings; ``sections`` come last and override. Raises ConfigError as for a run file."""
+    wanted_steps = steps if steps is not None else getattr(schedule, "steps", None)
+    if wanted_steps is None:
+        raise ConfigError("the number of steps is missing", hint="give steps=..., or schedule=iota.Cosine(steps=...)")
+    table: dict[str, dict[str, Any]] = {
+        "run": {"name": name, "seed": seed, "steps": wanted_steps},
+        "model": dict(model),
+        "data": dict(data),
+        "pipeline": {"stages": stages},
+        "objective": {} if isinstance(objective, Pretrain) else dict(objective),
+        "optimizer": optimizer.section() if isinstance(optimizer, AdamW) else dict(optimizer),
+        "schedule": schedule.section() if isinstance(schedule, Cosine | Constant) else dict(schedule),
+    }
+    more = objective.tables() if isinstance(objective, Pretrain) else {}
+    for section, values in (*more.items(), *sections.items()):
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"{section} = {values!r} is not allowed", hint=f"{section} takes a section's keys: {section}={{...}}"
+            )
+        table.setdefault(section, {}).update(values)
+    return run_of_table(table, Path.cwd())
