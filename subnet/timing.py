@@ -172,6 +172,9 @@ class Timeouts:
     peer_need_retry_s: float = _wait(1, "A missing boundary is asked for again this often.")
     chain_request_s: float = _wait(30, "One call to the chain.")
     chain_write_s: float = _wait(120, "A call that waits for its inclusion in a block of the chain.")
+    chain_close_s: float = _wait(
+        2, "A connection to the chain is closed within this time; one more after a second try."
+    )
     executor_item_s: float = _wait(600, "One work item on the compute thread; longer means that it hangs.")
     evidence_s: float = _wait(20, "What an audit wants is in the store within this time, or its maker doesn't open it.")
     audit_run_s: float = _wait(1800, "One replay of a case in the audit worker.")
@@ -210,6 +213,7 @@ NESTING: tuple[tuple[str, float, str, str], ...] = (
     ("commit_s", 1, "stall_floor_s", "each step of a merge ends before a stall is called"),
     ("check_s", 1, "stall_floor_s", "each step of a merge ends before a stall is called"),
     ("chain_request_s", 2, "chain_write_s", "weights are planned and read back around the wait for a block"),
+    ("chain_close_s", 2, "shutdown_grace_s", "both tries to close fit into the end of the process"),
     ("loop_blocked_s", 1, "stall_floor_s", "a validator that stands still itself is told apart from a stalled run"),
     ("stall_floor_s", 1, "stall_first_s", "the first step has models to load and states to restore"),
     ("executor_item_s", 1, "audit_run_s", "the replay of a partial has several items"),

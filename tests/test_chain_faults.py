@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from loguru import logger
 from loopback.worlds import COLD, MINER, STRANGER, VALIDATOR, Worlds, connect, genesis, recorded_or_skip
 
 from subnet.chain.base import Chain
@@ -221,6 +222,69 @@ async def test_nobody_at_the_endpoint_is_one_line(kind: str):
     assert isinstance(lost, Unreachable)
     assert "127.0.0.1:1" in str(lost)
     await chain.close()
+
+
+async def _receiver(cancellations_swallowed: int) -> None:
+    """As the SDK's own, when ``asyncio.wait_for`` swallows a cancellation: it goes on receiving."""
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancellations_swallowed -= 1
+            if cancellations_swallowed < 0:
+                raise
+
+
+async def _with_stubborn_receiver(worlds: Worlds, cancellations_swallowed: int) -> tuple[Any, asyncio.Task[None]]:
+    world = await worlds.make("bittensor")
+    chain = world.chain()
+    await chain.block()
+    session = chain._sdk._substrate.raw._session
+    session._supervisor.cancel()
+    await asyncio.wait({session._supervisor})
+    session._supervisor = asyncio.create_task(_receiver(cancellations_swallowed))
+    await asyncio.sleep(0)
+    return chain, session._supervisor
+
+
+async def test_a_receiver_that_swallows_a_cancellation_does_not_hold_up_the_close(worlds: Worlds):
+    chain, receiver = await _with_stubborn_receiver(worlds, 1)
+    await asyncio.wait_for(chain.close(), 60)
+    assert receiver.cancelled()
+
+
+async def test_a_receiver_that_never_ends_is_left_with_a_warning(worlds: Worlds):
+    from subnet.chain.bittensor_sdk import closed
+
+    chain, receiver = await _with_stubborn_receiver(worlds, 2)
+    lines: list[str] = []
+    sink = logger.add(lines.append, format="{message}", level="WARNING")
+    await asyncio.wait_for(closed(chain._sdk._client.close(), "ws://there", 0.05), 60)
+    logger.remove(sink)
+    assert lines == ["ws://there: the connection doesn't close; left as it is\n"]
+    receiver.cancel()
+    await asyncio.wait({receiver})
+
+
+async def test_a_connect_that_was_broken_off_leaves_no_connection(worlds: Worlds, kind: str):
+    world = await worlds.make(kind)
+    chain = world.chain()
+    world.faults.at("state_getRuntimeVersion", "silent").at("chain_getHeader", "silent").at("chain_getHead", "silent")
+    assert isinstance(await said(chain.metagraph(1, timeout_s=0.5)), Unreachable)
+    assert world.faults.fired["silent"] == 1
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "rpc-session"]
+    world.faults.clear()
+    assert await chain.block(timeout_s=10) == 3
+
+
+async def test_a_node_that_talks_without_answering_ends_with_the_deadline(worlds: Worlds, kind: str):
+    world = await worlds.make(kind)
+    chain = world.chain()
+    await chain.metagraph(1)
+    world.faults.at("chain_getFinalizedHead", "chatter")
+    assert isinstance(await said(chain.block(timeout_s=0.5)), Unreachable)
+    assert await chain.block(timeout_s=10) == 3
+    assert world.faults.fired["chatter"] == 1
 
 
 async def _web_server() -> tuple[web.AppRunner, str]:

@@ -232,14 +232,18 @@ def test_registration_takes_the_cost_and_binds_the_hotkey(bench):
     assert pruned_elsewhere.refused(POOR, call).code == "NonAssociatedColdKey"
 
 
-def test_pruning_takes_the_lowest_incentive_then_the_oldest_and_spares_owner_and_newcomers(bench):
-    chain = bench(genesis(max_uids=5, immunity_period=30, tempo=9))
-    chain.send(VALIDATOR, weights((1, 2), (1, 1)))
+def test_pruning_takes_who_earned_least_then_the_oldest_and_spares_owner_and_newcomers(bench):
+    neurons = tuple(
+        GenesisNeuron(neuron.hotkey, COLD.hotkey if uid == 0 else f"cold{uid}", neuron.stake)
+        for uid, neuron in enumerate(subnet().neurons)
+    )
+    chain = bench(genesis(max_uids=5, immunity_period=30, tempo=9, neurons=neurons, weights_rate_limit=0))
+    chain.send(VALIDATOR, weights((0, 2), (1, 1)))  # half is burned: the miner earns less than the validator
     chain.blocks(30)
     newcomers = [Signer.from_uri(f"//New{i}") for i in range(5)]
     uids = [chain.send(COLD, BurnedRegister(netuid=1, hotkey=s.hotkey)).uid for s in newcomers]
-    # A free slot; without incentive 1 (a self-weight doesn't count) and 3; then 2; then newcomers, as none is left.
-    assert uids == [4, 1, 3, 2, 1]
+    # A free slot; who earned nothing: 3; then the miner, then the validator; then newcomers, as none else is left.
+    assert uids == [4, 3, 2, 1, 1]
     graph = chain.node.metagraph(1)
     assert graph.neurons[0].hotkey == OWNER.hotkey
     assert graph.neuron(VALIDATOR.hotkey) is None
@@ -299,10 +303,9 @@ def test_a_weight_given_before_its_target_registered_does_not_count(bench):
     chain.send(VALIDATOR, weights((2, 3), (3, 1)))
     chain.blocks(21)
     victim = chain.send(COLD, BurnedRegister(netuid=1, hotkey=STRANGER.hotkey)).uid
-    assert victim == 1  # the validator earned nothing and is the oldest: its row goes with it
-    assert chain.node.weights(1, 1, 0) is None
+    assert victim == 2  # the owner's coldkey holds the miners: what they earn is burned, and 2 comes first
     chain.blocks(21)
-    assert sum(n.incentive for n in chain.node.metagraph(1).neurons) == 0
+    assert [n.incentive for n in chain.node.metagraph(1).neurons] == pytest.approx([0, 0, 0, 1], abs=1e-4)
 
 
 SERVE: list[tuple[str, Signer, str, int]] = [

@@ -8,12 +8,13 @@ composes from the live metadata, may do. One endpoint, the one configured: the S
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
 
 import bittensor as bt
 from bittensor.sp_core import ss58_decode
+from loguru import logger
 
 from subnet.chain import subtensor_view as view
 from subnet.chain.base import Axon, KeySigner, Metagraph, Neuron
@@ -23,7 +24,7 @@ from subnet.chain.subtensor import SubtensorChain
 from subnet.chain.subtensor_link import Head, Inclusion, Item, RawCall, RuntimeMismatch, RuntimeVersion
 from subnet.chain.subtensor_weights import Compose, WeightsCall
 from subnet.errors import ConfigError, InputError, Unreachable
-from subnet.timing import Deadline
+from subnet.timing import TIMEOUTS, Deadline
 
 NEWER_STORAGE: Mapping[tuple[str, str], object] = {
     ("SubtensorModule", "SubnetEpochConsensus"): None,  # which consensus a subnet runs; without it: Yuma
@@ -38,6 +39,7 @@ PREFLIGHT_NAMES: Mapping[str, str] = {
 }
 """The runtime's name for what the SDK refuses before it sends anything, by the SDK's code."""
 SIGN_TRIES = 3
+CLOSE_TRIES = 2
 
 
 class _Key(NamedTuple):
@@ -63,6 +65,18 @@ def _key(signer: KeySigner) -> _Key:
 class _Substrate(bt.RpcSubstrate):
     """The SDK's own connection, but storage that only newer runtimes have counts as absent."""
 
+    opened: Any = None
+
+    def _interface(self, endpoint: str, fallbacks: list[str]) -> Any:
+        self.opened = super()._interface(endpoint, fallbacks)
+        return self.opened
+
+    async def abandon(self) -> None:
+        """Close what a connect that was broken off has left behind."""
+        opened, self.opened = self.opened, None
+        if opened is not None:
+            await closed(opened.close(), self.endpoint)
+
     async def query(
         self,
         module: str,
@@ -78,6 +92,29 @@ class _Substrate(bt.RpcSubstrate):
             return NEWER_STORAGE[module, storage_function]
 
 
+async def closed(closing: Coroutine[Any, Any, None], endpoint: str, each_s: float = TIMEOUTS.chain_close_s) -> None:
+    """Await the SDK's own ``close()``, but not forever.
+
+    It cancels its receiving task and awaits it without limit. That task may swallow one cancellation: Python 3.11's
+    ``asyncio.wait_for`` does when what it waits for comes at the same moment. Cancelling ``closing`` cancels the task
+    a second time. What still doesn't end after :data:`CLOSE_TRIES` times ``each_s`` seconds is left, with a warning.
+    """
+    task = asyncio.ensure_future(closing)
+    try:
+        for _ in range(CLOSE_TRIES):
+            done, _ = await asyncio.wait({task}, timeout=each_s)
+            if done:
+                break
+            task.cancel()
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not task.done():
+        logger.warning("{}: the connection doesn't close; left as it is", endpoint)
+    elif not task.cancelled() and task.exception() is not None:
+        logger.warning("{}: closing the connection: {!r}", endpoint, task.exception())
+
+
 class SdkLink:
     """:class:`~subnet.chain.subtensor_link.SubtensorLink` over one SDK client, connected on first use."""
 
@@ -91,7 +128,7 @@ class SdkLink:
     async def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            await client.close()
+            await closed(client.close(), self.endpoint)
 
     @asynccontextmanager
     async def client(self, what: str, deadline: Deadline) -> AsyncGenerator[bt.Client]:
@@ -106,7 +143,11 @@ class SdkLink:
                 self._substrate = _Substrate(self.endpoint)
                 substrate: Any = self._substrate  # the SDK's own class misses its own protocol in one type
                 client = bt.Client(self.endpoint, substrate=substrate)
-                await self._substrate.connect()
+                try:
+                    await self._substrate.connect()
+                except BaseException:
+                    await self._substrate.abandon()
+                    raise
                 self._client = client
             return self._client
 

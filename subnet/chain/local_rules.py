@@ -228,13 +228,13 @@ def _forget(subnet: Subnet, uid: int) -> None:
 
 
 def _slot_to_prune(subnet: Subnet, block: int) -> int | None:
-    """Lowest incentive, then oldest, then lowest uid; those past immunity first, the owner never.
+    """Who earned least in the last tempo, then the oldest, then the lowest uid; those past immunity first, the owner never.
 
     As in the runtime, newcomers are replaced only when no more than ``min_non_immune_uids`` are past immunity.
     """
     rules = subnet.rules
     candidates = [
-        (s.incentive, s.registered_at, u) for u, s in enumerate(subnet.slots) if s.hotkey != rules.owner_hotkey
+        (s.emission, s.registered_at, u) for u, s in enumerate(subnet.slots) if s.hotkey != rules.owner_hotkey
     ]
     free = [c for c in candidates if block - c[1] >= rules.immunity_period]
     immune = [c for c in candidates if block - c[1] < rules.immunity_period]

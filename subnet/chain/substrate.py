@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
+from loguru import logger
 from scalecodec.base import RuntimeConfigurationObject, ScaleBytes  # pyright: ignore[reportMissingTypeStubs]
 from scalecodec.exceptions import RemainingScaleBytesNotEmptyException  # pyright: ignore[reportMissingTypeStubs]
 from scalecodec.type_registry import load_type_registry_preset  # pyright: ignore[reportMissingTypeStubs]
@@ -28,7 +29,7 @@ from substrateinterface.exceptions import (  # pyright: ignore[reportMissingType
     SubstrateRequestException,
 )
 from substrateinterface.transport import WebsocketTransport  # pyright: ignore[reportMissingTypeStubs]
-from websocket import WebSocketException  # pyright: ignore[reportMissingTypeStubs]
+from websocket import WebSocket, WebSocketException  # pyright: ignore[reportMissingTypeStubs]
 
 from subnet.chain import subtensor_view as view
 from subnet.chain.base import KeySigner
@@ -37,7 +38,7 @@ from subnet.chain.refusals import ChainRefused
 from subnet.chain.subtensor import SubtensorChain
 from subnet.chain.subtensor_link import Head, Inclusion, Item, RawCall, RuntimeMismatch, RuntimeVersion
 from subnet.errors import DeadlinePassed, IotaError, Unreachable
-from subnet.timing import Deadline
+from subnet.timing import TIMEOUTS, Deadline
 
 T = TypeVar("T")
 
@@ -49,6 +50,17 @@ PAGE = 1000
 MAX_DECODED = 3
 _DECODED: dict[bytes, Any] = {}
 """Metadata by the digest of its bytes, the newest few. Only read once decoded."""
+
+
+class _Socket(WebSocket):  # pyright: ignore[reportUntypedBaseClass]
+    """Each message comes by the deadline, however many come that nobody asked for."""
+
+    deadline: Deadline | None = None
+
+    def recv(self) -> Any:
+        if self.deadline is not None:
+            self.settimeout(_remaining_s(self.deadline))
+        return super().recv()
 
 
 class _Connection(SubstrateInterface):  # pyright: ignore[reportUntypedBaseClass]
@@ -64,14 +76,15 @@ class _Connection(SubstrateInterface):  # pyright: ignore[reportUntypedBaseClass
             ss58_format=SS58_FORMAT,
             auto_discover=False,
             auto_reconnect=False,
-            ws_options={"timeout": timeout_s},
+            ws_options={"timeout": timeout_s, "class_": _Socket},
         )
 
     def renew(self) -> None:
         """A fresh connection with an empty queue; what was learnt of the runtime is kept."""
         transport: Any = self.transport
-        transport.close()
-        options = {"timeout": _remaining_s(self.deadline)}
+        with suppress(WebSocketException, OSError):  # it may be broken already
+            transport.close()
+        options = {"timeout": _remaining_s(self.deadline), "class_": _Socket}
         self.transport = WebsocketTransport(url=self.url, ws_options=options, auto_reconnect=False)
         self.block_hash = None
 
@@ -86,6 +99,7 @@ class _Connection(SubstrateInterface):  # pyright: ignore[reportUntypedBaseClass
 
     def rpc_request(self, method: str, params: Any, result_handler: Any = None) -> Any:
         transport: Any = self.transport
+        transport.websocket.deadline = self.deadline
         transport.websocket.settimeout(_remaining_s(self.deadline))
         return super().rpc_request(method, params, result_handler)
 
@@ -142,14 +156,18 @@ class SubstrateLink:
         self._stale = False
 
     async def close(self) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._hang_up)
+        """Once the thread has done what it is at, which has a deadline; what takes longer ends without us."""
+        hanging_up = asyncio.get_running_loop().run_in_executor(self._thread, self._hang_up)
         self._thread.shutdown(wait=False)
+        done, _ = await asyncio.wait({hanging_up}, timeout=2 * TIMEOUTS.chain_close_s)
+        if not done:
+            logger.warning("{}: the connection is still at work; it closes later", self.endpoint)
 
     def _hang_up(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            with suppress(WebSocketException, OSError):  # it may be broken already
+                connection.close()
 
     async def _run(self, what: str, deadline: Deadline, work: Callable[[_Connection], T]) -> T:
         loop = asyncio.get_running_loop()

@@ -39,6 +39,7 @@ METHODS = (
 )
 
 STATUSES = ("dropped", "invalid")
+CLOSE_S = 5.0
 
 
 class Faults:
@@ -50,10 +51,13 @@ class Faults:
 
     def at(self, method: str, fault: str, times: int = 1) -> Faults:
         """``fault``: ``drop`` (the socket, before the answer), ``drop_after`` (the request took effect),
-        ``internal`` (-32603), ``silent`` (no answer), ``garbage`` (no JSON), ``dropped`` and the like (a status of a
-        watched call after which it isn't included)."""
+        ``internal`` (-32603), ``silent`` (no answer), ``chatter`` (no answer but a second of notes nobody asked for),
+        ``garbage`` (no JSON), ``dropped`` and the like (a status of a watched call after which it isn't included)."""
         self._waiting += [(method, fault)] * times
         return self
+
+    def clear(self) -> None:
+        self._waiting.clear()
 
     def take(self, method: str) -> str | None:
         for index, (waiting, fault) in enumerate(self._waiting):
@@ -85,9 +89,14 @@ class LoopbackServer:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
+        """Whoever hasn't said goodbye within ``CLOSE_S`` is cut off."""
+        if self._server is None:
+            return
+        self._server.close()
+        ending = asyncio.ensure_future(self._server.wait_closed())
+        if not (await asyncio.wait({ending}, timeout=CLOSE_S))[0]:
+            await self.drop_all()
+            await asyncio.wait_for(ending, CLOSE_S)
 
     async def drop_all(self) -> None:
         """Cut every connection."""
@@ -117,6 +126,11 @@ class LoopbackServer:
             connection.transport.abort()
             return None
         if fault == "silent":
+            return None
+        if fault == "chatter":
+            for _ in range(50):
+                await connection.send('{"jsonrpc":"2.0","method":"note","params":{"subscription":"x","result":0}}')
+                await asyncio.sleep(0.02)
             return None
         if fault == "garbage":
             await connection.send("<html>this isn't JSON</html>")
