@@ -80,6 +80,22 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="with --follow: only the run of this name or id (may be repeated)",
     )
+    own.add_argument("--ops.ip", dest="ops_host", default=default.ops_host, help="address of health and metrics")
+    own.add_argument(
+        "--ops.port",
+        dest="ops_port",
+        type=int,
+        default=default.ops_port,
+        help="serve /healthz, /readyz and /metrics (Prometheus) there; without it nowhere",
+    )
+    own.add_argument(
+        "--alert.webhooks",
+        dest="alert_webhooks",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="post alerts (stall, low disk, weights not set, chain away, ...) to the URLs in this file, one a line",
+    )
     own.add_argument(
         "--audit.required",
         dest="audit_required",
@@ -161,6 +177,9 @@ def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
         burn_share=flags.burn_share,
         weights_version_key=flags.weights_version_key,
         score_policy=policy_from(flags.score_policy) if flags.score_policy is not None else default.score_policy,
+        ops_host=flags.ops_host,
+        ops_port=flags.ops_port,
+        alert_webhooks=flags.alert_webhooks,
         audit_required=flags.audit_required,
         audit_memory_bytes=num_bytes(memory, "--audit.memory") if memory is not None else default.audit_memory_bytes,
         audit_keep_cases_s=86400 * flags.audit_keep_cases,

@@ -15,6 +15,7 @@ from subnet.chain.base import Chain, Metagraph
 from subnet.chain.connect import register_command
 from subnet.errors import InputError, IotaError
 from subnet.protocol.signing import Signer
+from subnet.timing import SYSTEM_CLOCK
 from validator.scoring import Score
 from validator.settings import ValidatorSettings
 from validator.weights import WeightPolicy, WeightSetter, WeightsReport
@@ -37,8 +38,15 @@ class ChainSide:
         self.metagraph: Metagraph | None = None
         self.coldkeys: Mapping[str, str] = {}
         """By registered hotkey."""
-        self.weights_said = ""
-        """How the last try to set weights ended, in words."""
+        self.metagraph_s: float | None = None
+        """When it was last read, by the monotonic clock."""
+        self.trouble = ""
+        """Why the last read failed; empty when it didn't."""
+        self.tempo_s = 0.0
+        """From one settlement to the next, as far as it is known."""
+        self.weights_report: WeightsReport | None = None
+        """How the last try to set weights ended."""
+        self.weights_set_s: float | None = None
         self._setter = WeightSetter(
             chain,
             settings.netuid,
@@ -48,8 +56,13 @@ class ChainSide:
             on_metagraph=self.take,
         )
 
+    @property
+    def weights_said(self) -> str:
+        """How the last try to set weights ended, in words."""
+        return "" if self.weights_report is None else str(self.weights_report)
+
     def take(self, metagraph: Metagraph) -> None:
-        self.metagraph = metagraph
+        self.metagraph, self.metagraph_s, self.trouble = metagraph, SYSTEM_CLOCK.now_s(), ""
         self.coldkeys = {neuron.hotkey: neuron.coldkey for neuron in metagraph.neurons}
         self._on_metagraph(metagraph)
 
@@ -90,16 +103,23 @@ class ChainSide:
             logger.warning("address not announced on the chain: {}", error)
 
     async def watch(self) -> NoReturn:
+        every_s = METAGRAPH_EVERY_S
         while True:
             try:
                 self.take(await self._chain.metagraph(self._settings.netuid))
+                block_s = await self._chain.block_time_s()
+                every_s = max(METAGRAPH_EVERY_S, block_s)
+                self.tempo_s = block_s * (self.metagraph.tempo + 1) if self.metagraph is not None else 0.0
             except IotaError as error:
+                self.trouble = str(error)
                 logger.warning("metagraph: {}", error)
-            await asyncio.sleep(METAGRAPH_EVERY_S)
+            await asyncio.sleep(every_s)
 
     async def set_weights(self) -> None:
         """Forever."""
         await self._setter.run(self._note_weights)
 
     def _note_weights(self, report: WeightsReport) -> None:
-        self.weights_said = str(report)
+        self.weights_report = report
+        if report.status == "set":
+            self.weights_set_s = SYSTEM_CLOCK.now_s()

@@ -31,6 +31,8 @@ from validator.follow_leader import LeaderLine
 from validator.follow_reader import FollowReader
 from validator.follow_run import FollowedRun
 from validator.follow_withheld import WithheldWatch
+from validator.ops.look import FollowerView, LoopLag
+from validator.ops.serve import attach
 from validator.scoring import ScoreBook
 from validator.settings import ValidatorSettings
 from validator.store_choice import make_store
@@ -136,6 +138,8 @@ async def serve_follower(settings: ValidatorSettings, signer: Signer) -> None:
         node = FollowerNode(settings, signer, chain, store)
         await node.side.begin()
         app = follower_app(node, RequestVerifier(signer.hotkey, is_known=node.side.is_known))
+        lag = LoopLag(node.clock)
+        await attach(service, settings, FollowerView(node, lag), lag, signer.hotkey)
         listener = await listen(app, settings.host, settings.port)
         await node.side.announce()
     except BaseException:

@@ -43,8 +43,12 @@ from validator.finished_runs import FinishedRuns
 from validator.follow_node import serve_follower
 from validator.http_api import HttpApi
 from validator.http_audits import audit_routes
+from validator.http_pages import PageApi
 from validator.lead_from import lead_from
 from validator.leadership import LeadershipWatch
+from validator.ops.look import LeaderView, LoopLag
+from validator.ops.serve import attach
+from validator.page_desk import desk_of
 from validator.presence import GC_THRESHOLDS
 from validator.reach import ReachDesk
 from validator.refusals import Refusals
@@ -337,7 +341,12 @@ async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
         node = ValidatorNode(settings, signer, chain, store)
         await node.side.begin()
         verifier = RequestVerifier(signer.hotkey, is_known=node.is_known)
-        api = HttpApi(node, verifier, more=[*audit_routes(node.audit_desk), *score_routes(node.score_desk)])
+        page = PageApi(desk_of(node))
+        more = [*audit_routes(node.audit_desk), *score_routes(node.score_desk), *page.routes()]
+        api = HttpApi(node, verifier, more=more)
+        api.app.on_shutdown.append(page.close)
+        lag = LoopLag(node.clock)
+        await attach(service, settings, LeaderView(node, lag), lag, signer.hotkey)
         listener = await listen(api.app, settings.host, settings.port, handlers=api.handlers)
         await node.side.announce()
     except BaseException:
@@ -353,7 +362,7 @@ async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
     service.forever("finished runs", node.finished_runs.tidy_forever)
     if settings.set_weights:
         service.forever("weights", node.side.set_weights)
-    logger.info("validator {} serves at {}", signer.hotkey, listener.url)
+    logger.info("validator {} serves at {}; the run's page: {}/", signer.hotkey, listener.url, listener.url)
     await service.run()
 
 

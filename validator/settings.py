@@ -48,6 +48,11 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     score_policy: ScorePolicy = ScorePolicy()
     """How scores are made. Whoever changes it in the middle of a run counts that run anew from its log store."""
 
+    ops_host: str = "127.0.0.1"
+    ops_port: int = 0
+    """Where health and metrics are served, unsigned; 0: nowhere."""
+    alert_webhooks: Path | None = None
+    """File with the addresses that alerts are posted to."""
     audit_required: bool = False
     """Refuse submissions whose run file has audits off."""
     audit_memory_bytes: int = 4 << 30
@@ -64,6 +69,10 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--audit.keep_cases is not allowed", hint="allowed: 0 to 10000 days")
         if not 0 < self.port <= 65535:
             raise ConfigError(f"--axon.port = {self.port} is not allowed", hint="allowed: 1 to 65535")
+        if not 0 <= self.ops_port <= 65535 or self.ops_port == self.port:
+            raise ConfigError(
+                f"--ops.port = {self.ops_port} is not allowed", hint="0 (off) to 65535, and not the one of --axon.port"
+            )
         for flag, value in (
             ("--store.endpoint", self.store_endpoint),
             ("--store.region", self.store_region),
