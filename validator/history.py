@@ -1,7 +1,8 @@
 """What a run has been through, for people: a projection of the journal that the state machine does not need.
 
-Folds the same records as everyone; bounded: at most ``MAX_STEPS`` steps and ``MAX_LINES`` event lines are kept. It goes with
-each copy of the fold (``dump``, ``load``), so that it stays whole where records are no longer kept.
+Folds the same records as everyone; bounded: at most ``MAX_STEPS`` steps, ``MAX_LINES`` lines and ``MAX_MARKS`` marks of
+disruptions are kept. It goes with each copy of the fold (``dump``, ``load``), so that it stays whole where records are no
+longer kept.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ from subnet.run.events import (
     WitnessAsked,
     WitnessSaid,
 )
-from subnet.words import short
+from subnet.words import CALIBRATION_STEP, short
+from validator.marks import MAX_MARKS, Mark, mark_of
 
 MAX_STEPS = 100_000
 MAX_LINES = 400
@@ -78,6 +80,9 @@ class _Dump(msgspec.Struct, frozen=True, array_like=True):
     final_holdout: float | None
     root: str | None
     since_ns: int
+    marks: list[Mark] = []
+    num_marks: int = 0
+    open_step: int = CALIBRATION_STEP
 
 
 _dump_decoder = msgspec.msgpack.Decoder(_Dump)
@@ -90,7 +95,11 @@ class History:
         self.num_merges = self.num_voids = self.num_gone = self.num_joined = 0
         self.final_holdout: float | None = None
         self.root: str | None = None
+        self.marks: deque[Mark] = deque(maxlen=MAX_MARKS)
+        self.num_marks = 0
+        """Of all that ever were; the deque has the last of them."""
         self._since_ns = 0
+        self._open_step = CALIBRATION_STEP
 
     def dump(self) -> bytes:
         """Everything, for :meth:`load`."""
@@ -105,6 +114,9 @@ class History:
                 self.final_holdout,
                 self.root,
                 self._since_ns,
+                list(self.marks),
+                self.num_marks,
+                self._open_step,
             )
         )
 
@@ -117,6 +129,8 @@ class History:
         history.num_gone, history.num_joined = found.num_gone, found.num_joined
         history.final_holdout, history.root = found.final_holdout, found.root
         history._since_ns = found.since_ns
+        history.marks.extend(found.marks)
+        history.num_marks, history._open_step = found.num_marks, found.open_step
         return history
 
     def fold(self, record: Record) -> None:
@@ -126,6 +140,7 @@ class History:
         match event:
             case StepPlanned():
                 self._since_ns = self._since_ns or record.time_ns
+                self._open_step = event.step
             case StepSealed():
                 seconds = (record.time_ns - self._since_ns) / 1e9
                 self._since_ns = record.time_ns
@@ -148,10 +163,18 @@ class History:
                 self.root, self.final_holdout = event.root, mean_loss(event.evaluation)
             case _:
                 pass
+        self._mark(record)
         line = describe(record)
         if line:
             stamp = time.strftime("%H:%M:%S", time.localtime(record.time_ns / 1e9))
             self.lines.append(f"{stamp} {line}")
+
+    def _mark(self, record: Record) -> None:
+        """Those who leave at the end disturb nothing."""
+        mark = None if self.root is not None else mark_of(record.event, self._open_step, record.time_ns)
+        if mark is not None:
+            self.marks.append(mark)
+            self.num_marks += 1
 
     def tokens_per_s(self, last: int = 10) -> float:
         """Over the last steps, from seal to seal."""

@@ -21,6 +21,7 @@ from validator.decide import waiting_for
 from validator.intake import back_off_left
 from validator.journal_store import JournalStore
 from validator.log_publisher import LogPublisher
+from validator.merge_lines import MergeLines
 from validator.presence import Dumps, LoopWatchdog, PresentClock, collect_forever
 from validator.progress import ProgressWatch
 from validator.projection import SessionProjection
@@ -47,7 +48,7 @@ class RunSession:
         )
         self.tasks = RunTasks(entry.plan, node.store, self.audits.runner)
         self.book = node.scores.begin(entry.stored.run_id)
-        self._projection = SessionProjection(self.book)
+        self._projection, self.merges = SessionProjection(self.book), MergeLines()
         self._tidy = asyncio.Event()
         self.clock = PresentClock(node.clock)
         self._dumps = Dumps(entry.directory / "stalls")
@@ -136,6 +137,7 @@ class RunSession:
         event = record.event
         self.audits.note(record)
         self.book.note(record)
+        self.merges.note(record)
         if isinstance(event, StageSealed | StepSealed):
             self.progress.sealed()
         if isinstance(event, WindowAudited):

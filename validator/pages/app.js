@@ -1,0 +1,63 @@
+// The page: which run is looked at (from the address behind #), the theme, and what is said of the connection.
+import { el, text } from "./dom.js";
+import { RunPage } from "./run.js";
+import { showRuns } from "./runs.js";
+
+const main = document.getElementById("main");
+const connection = document.getElementById("connection");
+let page = null;
+
+export function said(words, tone) {
+  text(connection, words);
+  connection.dataset.tone = tone;
+}
+
+function route() {
+  const [, kind, name] = location.hash.split("/").map((part) => decodeURIComponent(part));
+  return kind === "run" && name ? { kind, name } : { kind: kind === "runs" ? "runs" : "" };
+}
+
+async function show() {
+  page?.close();
+  page = null;
+  const where = route();
+  if (where.kind === "run") {
+    document.title = `${where.name} · IOTA`;
+    page = new RunPage(main, where.name, said);
+    return;
+  }
+  document.title = "Runs · IOTA";
+  page = showRuns(main, said, where.kind === "" ? only : () => false);
+}
+
+/** The one run worth looking at, if there is just one: opened without a click. */
+function only(runs) {
+  const open = runs.filter((run) => ["running", "stalled", "waiting"].includes(run.state));
+  const chosen = open.length === 1 ? open[0] : runs.length === 1 ? runs[0] : null;
+  if (chosen) location.replace(`#/run/${encodeURIComponent(chosen.name)}`);
+  return chosen !== null;
+}
+
+const THEMES = { "": ["◐", "as the system"], light: ["☀", "light"], dark: ["☾", "dark"] };
+const button = document.getElementById("theme");
+
+function theme(name) {
+  if (name) document.documentElement.dataset.theme = name;
+  else delete document.documentElement.dataset.theme;
+  try { localStorage.setItem("iota-theme", name); } catch { said("The theme can't be kept: storage is off", "wait"); }
+  button.textContent = THEMES[name][0];
+  button.setAttribute("aria-label", `Colours: ${THEMES[name][1]}`);
+  button.title = `Colours: ${THEMES[name][1]}`;
+  dispatchEvent(new Event("themechange"));
+}
+
+button.addEventListener("click", () => {
+  const names = Object.keys(THEMES);
+  theme(names[(names.indexOf(document.documentElement.dataset.theme ?? "") + 1) % names.length]);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("themechange")));
+theme(document.documentElement.dataset.theme ?? "");
+addEventListener("hashchange", () => { if (location.hash.startsWith("#/")) show(); });
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
+addEventListener("error", (event) => main.prepend(el("p", { class: "notice bad" }, `The page has failed: ${event.message}`)));
+show();
