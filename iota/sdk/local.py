@@ -106,7 +106,11 @@ class OwnSwarm(Swarm):
     def check(self) -> None:
         """Raise what the chain, the store or the validator died of."""
         processes = self.processes
-        self._driver.blocking(lambda: processes.parent.check("chain", "store", processes.leader))
+        try:
+            self._driver.blocking(lambda: processes.parent.check("chain", "store", processes.leader))
+        except IotaError:
+            self._temporary = False  # its logs say why
+            raise
 
     def detached_words(self, name: str) -> str:
         return (
