@@ -35,7 +35,7 @@ AHEAD = 8
 """Segments that are fetched at a time."""
 SAVED = b"iota/journal/1\n"
 """A file of segments begins with this; each segment follows its length in bytes (8, little-endian)."""
-_SQLITE = b"SQLite format 3\0"
+SQLITE = b"SQLite format 3\0"
 
 
 class Recomputed(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,12 +66,12 @@ def recompute_journal(
         raise ConfigError("only a log store's journal can be saved", hint="name its URL")
     try:
         if path.is_dir():
-            return _from_file(_journal_in(path, run), policy, at_s)
+            return _from_file(journal_in(path, run), policy, at_s)
         with path.open("rb") as file:
-            head = file.read(max(len(SAVED), len(_SQLITE)))
+            head = file.read(max(len(SAVED), len(SQLITE)))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}", hint="check path and rights") from error
-    if head.startswith(_SQLITE):
+    if head.startswith(SQLITE):
         return _from_file(path, policy, at_s)
     if head.startswith(SAVED):
         return _from_saved(path, policy, at_s)
@@ -81,7 +81,8 @@ def recompute_journal(
 # --- a validator's own journal -----------------------------------------------------------------------------------
 
 
-def _journal_in(directory: Path, run: str) -> Path:
+def journal_in(directory: Path, run: str) -> Path:
+    """The journal of a run's directory, or of the run of this name in a validator's."""
     if (directory / "journal.db").exists():
         return directory / "journal.db"
     found = {path.parent.name: path for path in sorted(directory.glob("runs/*/journal.db"))}
@@ -105,7 +106,7 @@ def _from_file(path: Path, policy: ScorePolicy, at_s: float | None) -> Recompute
 
 def _from_saved(path: Path, policy: ScorePolicy, at_s: float | None) -> Recomputed:
     book, folded = RunBook(policy), None
-    for segment in _saved_segments(path):
+    for segment in saved_segments(path):
         folded = folded if folded is not None else FoldedSegments(segment.run_id)
         folded.take(segment, lambda state, record: book.note(record))
     if folded is None:
@@ -113,7 +114,8 @@ def _from_saved(path: Path, policy: ScorePolicy, at_s: float | None) -> Recomput
     return _result(book, folded.run_id, folded.number, folded.head, folded.last_ns, at_s)
 
 
-def _saved_segments(path: Path) -> Iterator[SegmentFile]:
+def saved_segments(path: Path) -> Iterator[SegmentFile]:
+    """Of a file that ``save`` made; unchecked, see :class:`FoldedSegments`."""
     with path.open("rb") as file:
         file.seek(len(SAVED))
         while length := file.read(8):
