@@ -10,12 +10,11 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import sqlite3
 import tarfile
 import tempfile
 import time
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
@@ -26,6 +25,7 @@ from blake3 import blake3
 from subnet.errors import ConfigError, Corrupt, Exists, InputError
 from subnet.store.disk import sync_directory
 from subnet.words import PROTOCOL_VERSION
+from validator.journal_file import copy_whole
 
 MANIFEST = "manifest.json"
 LIMIT_MANIFEST_BYTES, LIMIT_FILES = 16 << 20, 100_000
@@ -95,7 +95,7 @@ def _collect(directory: Path, scratch: Path) -> Iterator[tuple[SavedFile, Path]]
             continue
         copy = scratch / f"file-{index}"
         if path.suffix == ".db":
-            _copy_database(path, copy)
+            copy_whole(path, copy)
         else:
             shutil.copyfile(path, copy)
         size_bytes, hash_ = _hash(copy)
@@ -106,12 +106,6 @@ def _skipped(relative: Path) -> bool:
     if LEFT_OUT & set(relative.parts) or relative.name.startswith("."):
         return True
     return any(relative.name.endswith(f".db{end}") for end in BESIDE_JOURNALS)
-
-
-def _copy_database(source: Path, target: Path) -> None:
-    with closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True, timeout=30.0)) as one:
-        with closing(sqlite3.connect(target)) as other:
-            one.backup(other, pages=4096)
 
 
 def restore(archive: Path, directory: Path) -> Manifest:

@@ -149,8 +149,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags = build_parser().parse_args(argv)
         settings = settings_from(flags)
         start_logging(flags, "miner")
+        from iota.doctor.at_start import look_before_start
         from miner.start import start_miner
 
+        look_before_start(settings.directory)
         return start_miner(settings)
 
     return guarded(work)

@@ -114,5 +114,3 @@ def test_an_endpoint_that_is_none_is_one_line(capsys):
     assert len(out.strip().splitlines()) == 2
     assert main(["doctor", "--chain", "--subtensor.network", "finny"]) == 2
     assert "names no chain" in capsys.readouterr().err
-    assert main(["doctor"]) == 2
-    assert "--chain" in capsys.readouterr().err

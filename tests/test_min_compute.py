@@ -1,54 +1,43 @@
-"""`min_compute.yml` has the keys that every subnet states for miner and validator, with values of their type."""
+"""`min_compute.yml` has the keys that subnets state, with values of their type; `iota doctor` reads the very file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
-FOUND = yaml.safe_load((Path(__file__).parent.parent / "min_compute.yml").read_text())
-NUMBER = (int, float)
-REQUIRED: dict[str, dict[str, Any]] = {
-    "cpu": {"min_cores": int, "min_speed": NUMBER, "recommended_cores": int, "architecture": str},
-    "gpu": {"required": bool},
-    "memory": {"min_ram": int, "recommended_ram": int, "min_swap": int},
-    "storage": {"min_space": int, "recommended_space": int, "type": str},
-    "os": {"name": str, "version": (str, *NUMBER)},
-}
-OPTIONAL: dict[str, Any] = {
-    "recommended_speed": NUMBER,
-    "min_vram": NUMBER,
-    "recommended_vram": NUMBER,
-    "cuda_cores": int,
-    "min_compute_capability": float,
-    "recommended_compute_capability": float,
-    "recommended_gpu": str,
-    "min_amount": int,
-    "recommended_amount": int,
-    "recommended_swap": int,
-    "ram_type": str,
-    "min_iops": int,
-    "recommended_iops": int,
-}
+from iota.doctor.spec import PATH, Role, load_spec
+from subnet.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_both_roles_are_there() -> None:
-    assert isinstance(FOUND["version"], str)
-    assert set(FOUND["compute_spec"]) == {"miner", "validator"}
+def test_the_file_at_the_root_is_the_one_that_is_read() -> None:
+    assert (ROOT / "min_compute.yml").resolve() == PATH
+    assert yaml.safe_load(PATH.read_text())["network_spec"]["bandwidth"] == {"download": 100, "upload": 100}
 
 
-@pytest.mark.parametrize("section", REQUIRED)
 @pytest.mark.parametrize("role", ["miner", "validator"])
-def test_sections_have_their_keys(role: str, section: str) -> None:
-    values = FOUND["compute_spec"][role][section]
-    assert set(REQUIRED[section]) <= set(values)
-    for key, value in values.items():
-        kind = REQUIRED[section].get(key) or OPTIONAL.get(key)
-        if kind is not None:
-            assert isinstance(value, kind), f"{role}.{section}.{key}"
-            assert isinstance(value, bool) == (kind is bool), f"{role}.{section}.{key}"
-        best = values.get("recommended_" + key.removeprefix("min_")) if key.startswith("min_") else None
-        if best is not None:
-            assert 0 <= value <= best, f"{role}.{section}.{key}"
+def test_what_is_recommended_is_no_less_than_what_is_needed(role: Role) -> None:
+    spec = load_spec().of(role)
+    pairs = 0
+    for section in (spec.cpu, spec.gpu, spec.memory, spec.storage):
+        values = msgspec.structs.asdict(section)
+        for key in [key for key in values if key.startswith("min_")]:
+            best = values.get("recommended_" + key.removeprefix("min_"))
+            if best is not None:
+                assert 0 <= values[key] <= best, f"{role}.{key}"
+                pairs += 1
+    assert pairs >= 7
+
+
+def test_a_misspelt_key_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "min_compute.yml"
+    path.write_text(PATH.read_text().replace("min_cores", "min_core", 1))
+    with pytest.raises(ConfigError, match="min_core"):
+        load_spec(path)
+    path.write_text(PATH.read_text().replace("min_ram: 8", "min_ram: much", 1))
+    with pytest.raises(ConfigError, match=r"compute_spec\.miner\.memory\.min_ram"):
+        load_spec(path)

@@ -81,6 +81,12 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, timeout=10.0)
 
 
+def copy_whole(source: Path, target: Path) -> None:
+    """A database as it is at one moment, beside a process that writes it."""
+    with readable(source), closing(connect_to_read(source)) as one, closing(sqlite3.connect(target)) as other:
+        one.backup(other, pages=4096)
+
+
 def _connect_aside(path: Path) -> sqlite3.Connection:
     """One snapshot for all that is read. A journal without a write-ahead log beside it has no writer: it may be on a disk
     that can't be written."""
