@@ -61,6 +61,11 @@ class Block:
     spec_version: int = 0
 
 
+@functools.lru_cache(maxsize=8)
+def _decoded(metadata: bytes, spec_version: int, transaction_version: int) -> bittensor_core.Runtime:
+    return bittensor_core.Runtime(metadata, spec_version, transaction_version, SS58_FORMAT)
+
+
 class LoopbackNode:
     """One chain in memory. Blocks pass when a test says so, and when an extrinsic is included."""
 
@@ -83,7 +88,7 @@ class LoopbackNode:
         self._seal([], [])
 
     def _runtime(self) -> bittensor_core.Runtime:
-        return bittensor_core.Runtime(self.metadata_v15, self.spec_version, self.transaction_version, SS58_FORMAT)
+        return _decoded(self.metadata_v15, self.spec_version, self.transaction_version)
 
     def upgrade(self, spec_version: int) -> None:
         """The runtime gets another version number, metadata unchanged: what was signed before is worth nothing."""

@@ -83,7 +83,7 @@ class LoopbackServer:
         }
 
     async def __aenter__(self) -> LoopbackServer:
-        self._server = await serve(self._talk, "127.0.0.1", 0, max_size=64 << 20)
+        self._server = await serve(self._talk, "127.0.0.1", 0, max_size=64 << 20, compression=None)
         port = next(iter(self._server.sockets)).getsockname()[1]
         self.url = f"ws://127.0.0.1:{port}"
         return self
