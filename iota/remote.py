@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 from miner.blobs import Blobs
 from subnet.errors import ConfigError, IotaError
 from subnet.net.client import SignedClient
+from subnet.policy.api import PolicyRequest, PolicyView
 from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
 from subnet.protocol.follow_api import FollowerStatus
 from subnet.protocol.messages import Hello
@@ -57,6 +58,18 @@ class Remote:
 
     def score(self, hotkey: str, deadline: Deadline) -> ScoreDetail:
         return self._get(f"/v1/scores/{quote(hotkey, safe='')}", ScoreDetail, deadline)
+
+    def policy(self, deadline: Deadline) -> PolicyView:
+        return self._get("/v1/policy", PolicyView, deadline)
+
+    def change_policy(self, request: PolicyRequest, deadline: Deadline) -> PolicyView:
+        """From the next tempo on; the signer is the validator's own hotkey or the subnet owner's."""
+
+        async def work() -> PolicyView:
+            async with self._signed(deadline) as client:
+                return await client.request("POST", "/v1/policy", request, PolicyView, deadline=deadline)
+
+        return asyncio.run(work())
 
     def submit(self, submission: RunSubmission, deadline: Deadline) -> RunSummary:
         async def work() -> RunSummary:

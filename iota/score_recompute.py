@@ -19,10 +19,11 @@ import msgspec
 from iota.store_check import StoreAddress
 from subnet.errors import ConfigError, Corrupt, InputError, NotFound
 from subnet.protocol import wire
-from subnet.score.book import RunBook
+from subnet.score.book import RunBook, Told
 from subnet.score.policy import ScorePolicy
 from subnet.score.recompute import combined
 from subnet.score.score import Score, Unpaid
+from subnet.score.timeline import Counting, Timeline
 from subnet.store.base import OwnerStore
 from subnet.timing import TIMEOUTS, Deadline
 from validator.log_publisher import LIMIT_SEGMENT_BYTES, SegmentFile
@@ -38,6 +39,14 @@ SAVED = b"iota/journal/1\n"
 SQLITE = b"SQLite format 3\0"
 
 
+Policy = ScorePolicy | Timeline | None
+"""To count with, whatever the journal says of its leader's; None: with what the journal says."""
+
+
+def _book(policy: Policy) -> RunBook:
+    return RunBook(policy, own_policy=policy is not None)
+
+
 class Recomputed(msgspec.Struct, frozen=True, kw_only=True):
     """Best first, as they stood at ``time_s``."""
 
@@ -49,13 +58,18 @@ class Recomputed(msgspec.Struct, frozen=True, kw_only=True):
     """Of the journal's hash chain: what a validator's answer can be compared by."""
     time_s: float
     policy: ScorePolicy
+    """In force at ``time_s``."""
+    policies: tuple[Counting, ...]
+    """What was counted with, and since when; the first one from the beginning."""
+    told: Told | None
+    """The last change of policy that the journal tells of."""
     scores: tuple[Score, ...]
     unpaid: dict[str, tuple[Unpaid, ...]]
     """By hotkey, of those who have any."""
 
 
 def recompute_journal(
-    source: str, address: StoreAddress, run: str, policy: ScorePolicy, *, at_s: float | None, save: Path | None = None
+    source: str, address: StoreAddress, run: str, policy: Policy = None, *, at_s: float | None, save: Path | None = None
 ) -> Recomputed:
     """``source``: a URL of a log store, a directory with a journal (of a run, or of a validator), a journal's file, or a file that
     ``save`` made. ``run``: its name or id, where there are several. ``at_s``: None is the time of the journal's last record."""
@@ -95,8 +109,8 @@ def journal_in(directory: Path, run: str) -> Path:
     raise ConfigError(f"{directory} has the journals of {len(named)} runs", hint=f"name one: {known}")
 
 
-def _from_file(path: Path, policy: ScorePolicy, at_s: float | None) -> Recomputed:
-    book = RunBook(policy)
+def _from_file(path: Path, policy: Policy, at_s: float | None) -> Recomputed:
+    book = _book(policy)
     read = read_journal(path, book)
     return _result(book, read.run_id, read.number, read.head, read.last_ns, at_s, from_copy=read.from_copy)
 
@@ -104,8 +118,8 @@ def _from_file(path: Path, policy: ScorePolicy, at_s: float | None) -> Recompute
 # --- segments ----------------------------------------------------------------------------------------------------
 
 
-def _from_saved(path: Path, policy: ScorePolicy, at_s: float | None) -> Recomputed:
-    book, folded = RunBook(policy), None
+def _from_saved(path: Path, policy: Policy, at_s: float | None) -> Recomputed:
+    book, folded = _book(policy), None
     for segment in saved_segments(path):
         folded = folded if folded is not None else FoldedSegments(segment.run_id)
         folded.take(segment, lambda state, record: book.note(record))
@@ -131,19 +145,19 @@ def saved_segments(path: Path) -> Iterator[SegmentFile]:
 
 
 async def _from_store(
-    address: StoreAddress, run: str, policy: ScorePolicy, at_s: float | None, save: Path | None
+    address: StoreAddress, run: str, policy: Policy, at_s: float | None, save: Path | None
 ) -> Recomputed:
     async with _opened(address) as store:
         return await recompute_run(store, run, policy, at_s, save=save)
 
 
 async def recompute_run(
-    store: NamedStore, run: str, policy: ScorePolicy, at_s: float | None = None, *, save: Path | None = None
+    store: NamedStore, run: str, policy: Policy = None, at_s: float | None = None, *, save: Path | None = None
 ) -> Recomputed:
     """From the log store, a few segments in memory at a time. ``save``: keep them in this file, for the next time."""
     keys = group_keys(await store.list_named(PREFIX, deadline=Deadline.after(LISTING_S)))
     found = await _find(store, keys, run)
-    book, folded = RunBook(policy), FoldedSegments(found.run_id)
+    book, folded = _book(policy), FoldedSegments(found.run_id)
     with _saving(save) as keep:
         async for segment in _segments(store, found):
             folded.take(segment, lambda state, record: book.note(record))
@@ -219,7 +233,7 @@ def _result(
     book: RunBook, run_id: str, number: int, head: str, last_ns: int, at_s: float | None, *, from_copy: int = 0
 ) -> Recomputed:
     time_s = max(book.now_s, last_ns / 1e9 if at_s is None else at_s)
-    scores = combined([book], book.policy, time_s)
+    scores = combined([book], book.timeline, time_s)
     best = sorted(scores.values(), key=lambda score: (-score.total, score.hotkey))
     unpaid = {hotkey: found for hotkey in scores if (found := book.unpaid(hotkey))}
     return Recomputed(
@@ -228,7 +242,9 @@ def _result(
         from_copy=from_copy,
         head=head,
         time_s=time_s,
-        policy=book.policy,
+        policy=book.timeline.at(time_s),
+        policies=book.timeline.entries,
+        told=book.told,
         scores=tuple(best),
         unpaid=unpaid,
     )

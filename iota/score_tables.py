@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -10,6 +11,7 @@ from rich.table import Table
 
 from iota.score_recompute import Recomputed
 from subnet.errors import NotFound
+from subnet.policy.policy import short
 from subnet.score.api import ScoreDetail
 from subnet.score.score import Score, Unpaid, whole_worth
 from subnet.score.terms import Term, terms_of
@@ -60,6 +62,8 @@ def print_detail(found: ScoreDetail) -> None:
     block = found.score.registered_at_block if found.score is not None else None
     registered = f", registered at block {block}" if block is not None else ""
     print(f"{found.hotkey}: {place}{registered}\n{found.where}")
+    if found.in_force is not None:
+        print(f"counted with policy {policy_words(found.in_force.digest, found.in_force.since_s)}")
     if found.terms:
         print("\nScore")
         _print_terms(found.terms)
@@ -76,6 +80,8 @@ def print_recomputed(found: Recomputed, hotkey: str) -> None:
             f"records before {found.from_copy} are no longer there: what was earned in them is as the journal's copy says "
             "(its log store has them all)"
         )
+    if found.told is not None:
+        print(f"its validator counts with policy {policy_words(found.told.digest, found.told.effective_s)}")
     if not hotkey:
         print_list(found.scores)
         return
@@ -84,6 +90,12 @@ def print_recomputed(found: Recomputed, hotkey: str) -> None:
         raise NotFound(f"{hotkey} has no score in this journal", hint="see it without --hotkey")
     _print_terms(terms_of(found.policy, scores[hotkey], whole_worth(scores)))
     _print_unpaid(found.unpaid.get(hotkey, ()))
+
+
+def policy_words(digest: str, since_s: float) -> str:
+    """``0123456789ab since 2026-01-31 12:00:00 UTC``."""
+    when = time.strftime("since %Y-%m-%d %H:%M:%S UTC", time.gmtime(since_s)) if since_s else "since it was set up"
+    return f"{short(digest)} {when}"
 
 
 def _print_terms(terms: Sequence[Term]) -> None:

@@ -26,6 +26,7 @@ from miner.settings import MinerSettings
 from subnet.chain.base import Metagraph, WeightsReceipt
 from subnet.chain.genesis import DEFAULT_LOCAL_GENESIS, Genesis
 from subnet.errors import ConfigError, NotFound, Refused, Unreachable
+from subnet.policy.policy import SubnetPolicy
 from subnet.protocol.api import RunStatus, RunSummary
 from subnet.protocol.signing import Signer
 from subnet.run.config import RunConfig
@@ -59,10 +60,9 @@ class SwarmOptions:
     spare_validators: int = 0
     """Validators named validator-1, ... that are registered with stake from block 0, to follow, or lead when the first is gone."""
     graph_memory_bytes: int = 4 << 30
-    burn_share: float = 0.0
     audit_memory_bytes: int = 4 << 30
     audit_disk_bytes: int = 16 << 30
-    audit_required: bool = False
+    policy: SubnetPolicy | None = None
     """See :class:`validator.settings.ValidatorSettings`, of every validator of the swarm."""
     before_miners: Mapping[int, Before] = field(default_factory=dict[int, Before])
     """By number of the miner, what its process does before it begins, also when it is started again."""
@@ -320,10 +320,9 @@ class LocalSwarm:
             store_url=self.store_url,
             store_secret=self.directory / "store-secret",
             submitters=(self.owner().hotkey,),
-            burn_share=options.burn_share,
+            policy=options.policy,
             audit_memory_bytes=options.audit_memory_bytes,
             audit_disk_bytes=options.audit_disk_bytes,
-            audit_required=options.audit_required,
         )
 
     def _validator_port(self, name: str) -> int:

@@ -97,10 +97,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="post alerts (stall, low disk, weights not set, chain away, ...) to the URLs in this file, one a line",
     )
     own.add_argument(
-        "--audit.required",
-        dest="audit_required",
-        action="store_true",
-        help="refuse submissions whose run file has audits off",
+        "--policy",
+        dest="policy",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="policy.toml to begin with, at the first start: scores, audits, weights, admission (docs/policy.md); "
+        "later iota policy apply changes it",
     )
     own.add_argument(
         "--audit.memory",
@@ -126,15 +129,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="after a run's end its cases can be fetched and run again for so long",
     )
     own.add_argument("--submitters", nargs="*", default=[], metavar="HOTKEY", help="hotkeys that may submit runs")
-    own.add_argument("--burn_share", type=float, default=default.burn_share, help="share of the weights that is burned")
-    own.add_argument(
-        "--score.policy",
-        dest="score_policy",
-        type=Path,
-        metavar="FILE",
-        help="JSON with the constants of the score that differ from the defaults (docs/scores.md)",
-    )
-    own.add_argument("--weights.version_key", dest="weights_version_key", type=int, default=default.weights_version_key)
     own.add_argument("--weights.off", dest="weights_off", action="store_true", help="never set weights on the chain")
     return parser
 
@@ -142,7 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
 def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
     from subnet.errors import ConfigError
     from subnet.net.rate import num_bytes
-    from subnet.score.policy import policy_from
+    from subnet.policy.text import load_policy
     from validator.settings import ValidatorSettings
 
     default = ValidatorSettings()
@@ -174,13 +168,10 @@ def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
         store_secret=Path(flags.store_secret).expanduser(),
         submitters=tuple(flags.submitters),
         set_weights=not flags.weights_off,
-        burn_share=flags.burn_share,
-        weights_version_key=flags.weights_version_key,
-        score_policy=policy_from(flags.score_policy) if flags.score_policy is not None else default.score_policy,
+        policy=load_policy(flags.policy) if flags.policy is not None else None,
         ops_host=flags.ops_host,
         ops_port=flags.ops_port,
         alert_webhooks=flags.alert_webhooks,
-        audit_required=flags.audit_required,
         audit_memory_bytes=num_bytes(memory, "--audit.memory") if memory is not None else default.audit_memory_bytes,
         audit_keep_cases_s=86400 * flags.audit_keep_cases,
         audit_disk_bytes=num_bytes(disk, "--audit.disk") if disk is not None else default.audit_disk_bytes,

@@ -187,7 +187,7 @@ def test_neurons_load_no_torch_before_they_start() -> None:
         (["miner", "--peer.port", "70000"], "--peer.port = 70000"),
         (["miner", "--peer.announce_port", "-1"], "--peer.announce_port = -1"),
         (["miner", "--limit.graph_memory_gib", "0"], "graph_memory_bytes"),
-        (["validator", "--burn_share", "2"], "--burn_share"),
+        (["validator", "--policy", "nowhere.toml"], "nowhere.toml does not exist"),
         (["validator", "--axon.port", "x"], "--axon.port"),
         (["run", "list", "--validator.url", "ftp://x"], "base URL"),
         (["plan", "nowhere.toml"], "does not exist"),

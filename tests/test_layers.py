@@ -21,7 +21,7 @@ ALLOWED = {
 RANKS = [
     {"words", "errors", "allocator"},
     {"timing"},
-    {"logs", "service", "flags"},
+    {"logs", "service", "flags", "policy"},
     {"run", "protocol"},
     {"score"},
     {"numerics"},

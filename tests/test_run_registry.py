@@ -7,6 +7,7 @@ import pytest
 from lead_cases import submission
 
 from subnet.errors import ConfigError, Corrupt, Exists, InputError, NotFound
+from subnet.policy.policy import AuditRules
 from subnet.protocol import wire
 from subnet.run.config import AuditSection, RunConfig
 from validator import run_registry
@@ -77,13 +78,22 @@ def test_a_validator_may_take_only_runs_that_are_audited(tmp_path):
 
     off = audited("off", AuditSection(rate=0.0, before_seal="none"))
     on = audited("on", AuditSection(rate=0.1, before_seal="probation"))
-    registry = RunRegistry(tmp_path / "strict", audits_required=True)
+    registry = RunRegistry(tmp_path / "strict", rules=lambda: AuditRules(required="probation"))
     with pytest.raises(AuditsRequired, match="has audits off") as caught:
         registry.add("submitter", off)
     assert caught.value.refusal().code == "audits_required"
     assert "audit.before_seal" in caught.value.hint
     assert registry.add("submitter", on).name == "on"
     assert RunRegistry(tmp_path / "any").add("submitter", off).name == "off"
+
+    def refused(rules: AuditRules) -> str:
+        with pytest.raises(AuditsRequired) as caught:
+            RunRegistry(tmp_path / "stricter", rules=lambda: rules).add("submitter", on)
+        return str(caught.value)
+
+    assert "audit.rate = 0.1; this validator's policy requires 0.2 at least" in refused(AuditRules(min_rate=0.2))
+    assert "audit.probation_items = 16; this" in refused(AuditRules(min_probation_items=17))
+    assert "requires 'all' (set audit.before_seal to \"all\"" in refused(AuditRules(required="all"))
 
 
 def test_a_run_whose_audits_need_more_memory_than_there_is_is_refused(tmp_path):
@@ -104,15 +114,10 @@ def test_a_run_whose_audits_need_more_memory_than_there_is_is_refused(tmp_path):
 def test_the_flags_of_audits():
     from neurons.validator import build_parser, settings_from
 
-    flags = ["--audit.required", "--audit.memory", "2GiB", "--audit.disk", "500MB"]
+    flags = ["--audit.memory", "2GiB", "--audit.disk", "500MB"]
     settings = settings_from(build_parser().parse_args(flags))
-    assert (settings.audit_required, settings.audit_memory_bytes, settings.audit_disk_bytes) == (
-        True,
-        2 << 30,
-        500_000_000,
-    )
+    assert (settings.audit_memory_bytes, settings.audit_disk_bytes) == (2 << 30, 500_000_000)
     default = settings_from(build_parser().parse_args([]))
-    assert not default.audit_required
     assert default.audit_keep_cases_s == 90 * 86400
     assert settings_from(build_parser().parse_args(["--audit.keep_cases", "0.5"])).audit_keep_cases_s == 43200
     with pytest.raises(ConfigError, match=r"audit\.keep_cases"):

@@ -25,6 +25,7 @@ from subnet.errors import ConfigError, Corrupt, InputError, NotFound, Refusal, R
 from subnet.net.border import Listener, listen
 from subnet.net.client import SignedClient
 from subnet.net.http import create_app
+from subnet.policy.policy import SubnetPolicy
 from subnet.protocol.signing import RequestVerifier
 from subnet.run import events as ev
 from subnet.run.apply import apply
@@ -32,8 +33,9 @@ from subnet.run.audits import CaseState, OpenAudit
 from subnet.run.config import AuditSection
 from subnet.run.state import RunState, new_state
 from subnet.score.api import ScoreDetail, ScoreList, Standing
-from subnet.score.policy import ScorePolicy
+from subnet.score.policy import ScorePolicy, WorkPolicy
 from subnet.score.score import Score
+from subnet.score.timeline import Timeline
 from subnet.timing import Deadline, ManualClock
 from subnet.words import Member
 from validator.journal_store import JournalStore
@@ -336,11 +338,11 @@ async def test_a_journal_that_was_tampered_with_gives_no_scores():
 
 
 def test_a_policy_file(tmp_path: Path):
-    path = tmp_path / "policy.json"
-    path.write_bytes(msgspec.json.encode(ScorePolicy(half_life_s=7.0)))
-    assert _policy(path) == ScorePolicy(half_life_s=7.0)
-    assert _policy(None) == ScorePolicy()
-    for bad in (b"{", b'{"half_life_s": 0}', b'{"halflife": 1}'):
+    path = tmp_path / "policy.toml"
+    path.write_text("[score]\nhalf_life_s = 7\n[work]\nwitness_pay = 0.5")
+    assert _policy(path) == Timeline.of(ScorePolicy(half_life_s=7.0), WorkPolicy(witness_pay=0.5))
+    assert _policy(None) is None
+    for bad in (b"{", b"[score]\nhalf_life_s = 0", b"[score]\nhalflife = 1"):
         path.write_bytes(bad)
         with pytest.raises(ConfigError):
             _policy(path)
@@ -383,14 +385,14 @@ def test_what_was_earned_in_finished_runs_counts_after_a_restart(tmp_path: Path)
 
 
 def test_a_validator_takes_its_policy_from_a_file(tmp_path: Path):
-    path = tmp_path / "policy.json"
-    path.write_text('{"half_life_s": 7200}')
-    settings = settings_from(build_parser().parse_args(["--score.policy", str(path)]))
-    assert settings.score_policy == ScorePolicy(half_life_s=7200.0)
-    assert settings_from(build_parser().parse_args([])).score_policy == ScorePolicy()
-    path.write_text('{"half_life_s": 0.5}')
+    path = tmp_path / "policy.toml"
+    path.write_text("[score]\nhalf_life_s = 7200")
+    settings = settings_from(build_parser().parse_args(["--policy", str(path)]))
+    assert settings.policy == SubnetPolicy(score=ScorePolicy(half_life_s=7200.0))
+    assert settings_from(build_parser().parse_args([])).policy is None
+    path.write_text("[score]\nhalf_life_s = 0.5")
     with pytest.raises(ConfigError, match=r"score.half_life_s = 0.5 is not allowed"):
-        settings_from(build_parser().parse_args(["--score.policy", str(path)]))
+        settings_from(build_parser().parse_args(["--policy", str(path)]))
 
 
 @pytest.mark.parametrize("flops", [float("nan"), float("inf"), -1.0, 1e31])

@@ -14,6 +14,7 @@ from loguru import logger
 from subnet.chain.base import Chain, Metagraph
 from subnet.chain.connect import register_command
 from subnet.errors import InputError, IotaError
+from subnet.policy.policy import SubnetPolicy, WeightsRules
 from subnet.protocol.signing import Signer
 from subnet.timing import SYSTEM_CLOCK
 from validator.scoring import Score
@@ -23,8 +24,12 @@ from validator.weights import WeightPolicy, WeightSetter, WeightsReport
 METAGRAPH_EVERY_S = 5.0
 
 
+def weight_policy(rules: WeightsRules) -> WeightPolicy:
+    return WeightPolicy(burn_share=rules.burn_share, version_key=rules.version_key)
+
+
 class ChainSide:
-    """``scores``: this validator's own, asked for whenever weights are set."""
+    """``scores`` and ``policy``: this validator's own, asked for whenever weights are set."""
 
     def __init__(
         self,
@@ -33,6 +38,8 @@ class ChainSide:
         chain: Chain,
         scores: Callable[[], Mapping[str, Score]],
         on_metagraph: Callable[[Metagraph], None] = lambda metagraph: None,
+        *,
+        policy: Callable[[], SubnetPolicy] = SubnetPolicy,
     ) -> None:
         self._settings, self._signer, self._chain, self._on_metagraph = settings, signer, chain, on_metagraph
         self.metagraph: Metagraph | None = None
@@ -52,7 +59,7 @@ class ChainSide:
             settings.netuid,
             signer.hotkey,
             scores,
-            WeightPolicy(burn_share=settings.burn_share, version_key=settings.weights_version_key),
+            lambda: weight_policy(policy().weights),
             on_metagraph=self.take,
         )
 

@@ -230,6 +230,11 @@ class Coordinator:
         self._inbox.completions.append(completion)
         self._inbox.wake.set()
 
+    def tell(self, event: AnyEvent) -> None:
+        """Something from outside the run that its journal is to have; not once the run has finished."""
+        self._inbox.told.append(event)
+        self._inbox.wake.set()
+
     def wake(self) -> None:
         """Something that decisions look at has changed."""
         self._inbox.wake.set()
@@ -257,6 +262,10 @@ class Coordinator:
     async def turn(self) -> None:
         """One round: everything that waits in the inbox, then decisions until there are none, then one commit."""
         inbox, answers = self._inbox, list[tuple[asyncio.Future[JoinAnswer], JoinAnswer]]()
+        while inbox.told:
+            event = inbox.told.popleft()
+            if self.state.finished is None:
+                self._emit(event)
         while inbox.completions:
             self._finish(inbox.completions.popleft())
         while inbox.claims:

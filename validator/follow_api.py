@@ -1,4 +1,4 @@
-"""The HTTP interface of a follower: public reads alone. Whoever wants something led has to ask a validator that leads.
+"""The HTTP interface of a follower: public reads, and its own policy. Whoever wants something led asks a validator that leads.
 
 ``GET /v1/hello``, ``/v1/status``, ``/v1/runs`` and the scores (:mod:`validator.score_api`).
 """
@@ -22,6 +22,7 @@ from subnet.run.state import RunState, config, works
 from subnet.words import PROTOCOL_VERSION
 from validator.follow_run import FollowedRun
 from validator.http_api import number_of
+from validator.policy_desk import policy_routes
 from validator.refusals import Refusals
 from validator.score_api import ScoreDesk, registrations_of, score_routes
 
@@ -47,6 +48,7 @@ def follower_app(node: FollowerNode, verifier: RequestVerifier) -> web.Applicati
         Route("GET", "/v1/status", status, signed=False),
         Route("GET", "/v1/runs", runs, signed=False),
         *score_routes(_score_desk(node)),
+        *policy_routes(node.policy_desk),
     ]
     return create_app(routes, verifier, RequestLimits())
 
@@ -58,6 +60,7 @@ def _score_desk(node: FollowerNode) -> ScoreDesk:
         Refusals(),
         node.clock,
         registrations=lambda: registrations_of(node.side.metagraph),
+        policies=node.policy_desk.view,
     )
 
 

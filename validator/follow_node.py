@@ -28,11 +28,14 @@ from validator.follow_api import follower_app
 from validator.follow_audits import FollowAudits
 from validator.follow_findings import FindingsShelf
 from validator.follow_leader import LeaderLine
+from validator.follow_policy import PolicyDoubts
 from validator.follow_reader import FollowReader
 from validator.follow_run import FollowedRun
 from validator.follow_withheld import WithheldWatch
 from validator.ops.look import FollowerView, LoopLag
 from validator.ops.serve import attach
+from validator.policy_desk import PolicyDesk
+from validator.policy_keeper import PolicyKeeper, counting_of
 from validator.scoring import ScoreBook
 from validator.settings import ValidatorSettings
 from validator.store_choice import make_store
@@ -60,8 +63,26 @@ class FollowerNode:
         self.settings, self.signer, self.clock = settings, signer, clock
         self._store, self._chain = store, chain
         self.directory = settings.directory.expanduser() / "follow"
-        self.scores = ScoreBook(settings.score_policy, leader_audits=False)
-        self.side = ChainSide(settings, signer, chain, lambda: self.scores.scores(clock.wall_ns() / 1e9))
+        self.policies = PolicyKeeper(
+            settings.directory.expanduser(), settings.policy, signer.hotkey, clock.wall_ns() / 1e9
+        )
+        self.scores = ScoreBook(self.policies.timeline(), leader_audits=False)
+        self.side = ChainSide(
+            settings,
+            signer,
+            chain,
+            lambda: self.scores.scores(clock.wall_ns() / 1e9),
+            policy=lambda: self.policies.policy(clock.wall_ns() / 1e9),
+        )
+        self.policy_desk = PolicyDesk(
+            self.policies,
+            signer.hotkey,
+            chain,
+            lambda: self.side.metagraph,
+            clock,
+            tell=lambda line: self.scores.change(counting_of(line)),
+            effect=lambda line: None,
+        )
         self.line = LeaderLine(signer, lambda: self.side.metagraph)
         self.blocks = BlockNotes()
         self.reader = FollowReader(
@@ -73,8 +94,14 @@ class FollowerNode:
             permits=lambda: self.side.permits,
         )
         self.withheld = WithheldWatch(self.line, self.reader.runs.values, lambda: self.reader.away, clock)
+        self.policy_doubts = PolicyDoubts(
+            self.reader.runs.values, lambda: self.policies.policy(clock.wall_ns() / 1e9).digest
+        )
         self.audits: dict[str, FollowAudits] = {}
         """By run id: of those that have audits, and something to redo."""
+
+    def is_known(self, hotkey: str) -> bool:
+        return self.side.is_known(hotkey) or self.policy_desk.may_change(hotkey)
 
     # --- audits --------------------------------------------------------------------------------------------------
 
@@ -137,7 +164,7 @@ async def serve_follower(settings: ValidatorSettings, signer: Signer) -> None:
     try:
         node = FollowerNode(settings, signer, chain, store)
         await node.side.begin()
-        app = follower_app(node, RequestVerifier(signer.hotkey, is_known=node.side.is_known))
+        app = follower_app(node, RequestVerifier(signer.hotkey, is_known=node.is_known))
         lag = LoopLag(node.clock)
         await attach(service, settings, FollowerView(node, lag), lag, signer.hotkey)
         listener = await listen(app, settings.host, settings.port)
@@ -155,6 +182,8 @@ async def serve_follower(settings: ValidatorSettings, signer: Signer) -> None:
     service.forever("audits", node.audit_runs)
     service.forever("blocks", node.follow_chain)
     service.forever("metagraph", node.side.watch)
+    service.forever("policy", node.policy_desk.watch)
+    service.forever("leaders' policies", node.policy_doubts.run)
     if settings.set_weights:
         service.forever("weights", node.side.set_weights)
     logger.info("validator {} follows {} and serves at {}", signer.hotkey, settings.store_url, listener.url)

@@ -92,6 +92,8 @@ class FollowedRun:
         """What the leader tells others and doesn't put into the log store."""
         self.doubts: tuple[str, ...] = ()
         """Of those who led it, by the chain as it is now."""
+        self.policy_doubt = ""
+        """That its leader counts with another policy, where it does."""
         self.caught_up = False
         """The store had nothing more when it was last asked."""
         self.taken_s = clock.now_s()
@@ -278,7 +280,7 @@ class FollowedRun:
             behind_s=0.0 if self.finished else self.clock.now_s() - self.taken_s,
             trouble=self.trouble or self.withheld,
             trouble_code=self.trouble_code or ("withheld" if self.withheld else ""),
-            doubts=self.doubts,
+            doubts=(*self.doubts, *filter(None, (self.policy_doubt,))),
             to_redo=len(self.todo.windows) + len(self.todo.cases),
             counted_to=self.counted_to,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from subnet.protocol.messages import AnyClaim, JoinAnswer, JoinRequest
+from subnet.run.events import AnyEvent
 from subnet.words import Member
 from validator.tasks import Completion
 
@@ -25,6 +26,8 @@ class Inbox:
     claims: deque[tuple[Member, AnyClaim]] = field(default_factory=lambda: deque())
     joins: deque[Join] = field(default_factory=lambda: deque())
     completions: deque[Completion] = field(default_factory=lambda: deque())
+    told: deque[AnyEvent] = field(default_factory=lambda: deque())
+    """Events that come from outside the run."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -17,7 +17,8 @@ from subnet.chain.base import Chain, Metagraph
 from subnet.chain.connect import connect_chain
 from subnet.errors import AuthFailed, Corrupt, InputError, IotaError, NotFound, Refusal
 from subnet.net.border import Listener, listen
-from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
+from subnet.policy.policy import SubnetPolicy
+from subnet.protocol.api import ControlRequest, ExportInfo, RunStatus, RunSubmission, RunSummary
 from subnet.protocol.claims import check_claims
 from subnet.protocol.messages import (
     LIMIT_GRANTS,
@@ -49,11 +50,14 @@ from validator.leadership import LeadershipWatch
 from validator.ops.look import LeaderView, LoopLag
 from validator.ops.serve import attach
 from validator.page_desk import desk_of
+from validator.policy_desk import desk_of_leader, policy_routes
+from validator.policy_keeper import PolicyKeeper
 from validator.presence import GC_THRESHOLDS
 from validator.reach import ReachDesk
 from validator.refusals import Refusals
 from validator.retention import hold_horizon
 from validator.run_archive import put_run
+from validator.run_control import control_run
 from validator.run_export import export_info, finished_state
 from validator.run_registry import RunEntry, RunRegistry
 from validator.run_session import RunSession
@@ -61,6 +65,7 @@ from validator.score_api import ScoreDesk, registrations_of, score_routes
 from validator.score_files import keep_book, load_books
 from validator.scoring import Score, ScoreBook
 from validator.settings import ValidatorSettings
+from validator.stakes import stake_refusal
 from validator.store_choice import grant_puts, make_store
 from validator.store_health import first_look
 
@@ -79,12 +84,13 @@ class ValidatorNode:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.settings, self.signer, self.chain, self.store, self.clock = settings, signer, chain, store, clock
+        self.policies = PolicyKeeper(settings.directory.expanduser(), settings.policy, signer.hotkey, self._now_s)
         self.registry = RunRegistry(
             settings.directory.expanduser(),
-            audits_required=settings.audit_required,
+            rules=lambda: self._policy().audit,
             audit_memory_bytes=settings.audit_memory_bytes,
         )
-        self.scores, self.refusals = ScoreBook(settings.score_policy), Refusals()
+        self.scores, self.refusals = ScoreBook(self.policies.timeline()), Refusals()
         load_books(self.registry, self.scores)
         self.score_desk = ScoreDesk(
             self.scores,
@@ -92,10 +98,12 @@ class ValidatorNode:
             self.refusals,
             clock,
             registrations=lambda: registrations_of(self.metagraph),
+            policies=lambda: self.policy_desk.view(),
         )
         self.reach_desk = ReachDesk(signer, clock=clock)
         self.session: RunSession | None = None
-        self.side = ChainSide(settings, signer, chain, self._scores_now, self._take_metagraph)
+        self.side = ChainSide(settings, signer, chain, self._scores_now, self._take_metagraph, policy=self._policy)
+        self.policy_desk = desk_of_leader(self)
         self.finished_runs = FinishedRuns(self.registry, store, clock, settings.audit_keep_cases_s)
         self.audit_desk = AuditDesk(self._audits_of, lambda: self.side.metagraph, store, chain, clock, signer.hotkey)
         self._sessions_changed = asyncio.Event()
@@ -109,14 +117,22 @@ class ValidatorNode:
         return self.side.metagraph
 
     def is_known(self, hotkey: str) -> bool:
-        return self.side.is_known(hotkey) or hotkey in self._allowed
+        return self.side.is_known(hotkey) or hotkey in self._allowed or self.policy_desk.may_change(hotkey)
 
     def _take_metagraph(self, metagraph: Metagraph) -> None:
         if self.session is not None:
             self.session.take_metagraph(metagraph)
 
     def _scores_now(self) -> Mapping[str, Score]:
-        return self.scores.scores(self.clock.wall_ns() / 1e9)
+        return self.scores.scores(self._now_s)
+
+    @property
+    def _now_s(self) -> float:
+        """Wall time."""
+        return self.clock.wall_ns() / 1e9
+
+    def _policy(self) -> SubnetPolicy:
+        return self.policies.policy(self._now_s)
 
     # --- runs --------------------------------------------------------------------------------------------------
 
@@ -236,6 +252,9 @@ class ValidatorNode:
         self._sessions_changed.set()
         return self._summary(entry)
 
+    async def control(self, hotkey: str, run: str, request: ControlRequest) -> RunSummary:
+        return await control_run(self._session(run), hotkey, request)
+
     def _require_submitter(self, hotkey: str) -> None:
         if hotkey not in self._allowed:
             raise AuthFailed(f"{hotkey} may not submit runs here", hint="ask the operator to add it to --submitters")
@@ -253,6 +272,8 @@ class ValidatorNode:
         if request.version != PROTOCOL_VERSION:
             reason = f"protocol version {request.version}, this validator speaks {PROTOCOL_VERSION}"
             return JoinAnswer(False, Refusal("version_unsupported", reason, None, "update"))
+        if (refusal := stake_refusal(self.metagraph, hotkey, self._policy().admission)) is not None:
+            return JoinAnswer(False, refusal)
         return await self._session(request.run).coordinator.join(hotkey, coldkey, request)
 
     def report(self, hotkey: str, report: Report) -> ReportAnswer:
@@ -342,7 +363,8 @@ async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
         await node.side.begin()
         verifier = RequestVerifier(signer.hotkey, is_known=node.is_known)
         page = PageApi(desk_of(node))
-        more = [*audit_routes(node.audit_desk), *score_routes(node.score_desk), *page.routes()]
+        more = [*audit_routes(node.audit_desk), *score_routes(node.score_desk), *policy_routes(node.policy_desk)]
+        more += page.routes()
         api = HttpApi(node, verifier, more=more)
         api.app.on_shutdown.append(page.close)
         lag = LoopLag(node.clock)
@@ -358,6 +380,7 @@ async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
     service.on_close("http", listener.close)
     service.forever("runs", node.drive_runs)
     service.forever("metagraph", node.side.watch)
+    service.forever("policy", node.policy_desk.watch)
     service.forever("store", store.maintain)
     service.forever("finished runs", node.finished_runs.tidy_forever)
     if settings.set_weights:

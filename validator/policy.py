@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from subnet.errors import ConfigError
+from subnet.policy.policy import AuditRules
 from subnet.timing import TIMEOUTS
 
 
@@ -55,6 +56,17 @@ class AuditPolicy(msgspec.Struct, frozen=True):
         for name in counts:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} is not allowed", hint="allowed: 1 or more")
+
+
+def with_rules(audit: AuditPolicy, rules: AuditRules) -> AuditPolicy:
+    """With what the subnet's policy says of penalties."""
+    return msgspec.structs.replace(
+        audit,
+        fault_after_items=rules.fault_after_items,
+        unopened_max=rules.unopened_max,
+        lost_max=rules.lost_max,
+        quarantine_retry_s=rules.quarantine_retry_s,
+    )
 
 
 class Policy(msgspec.Struct, frozen=True):

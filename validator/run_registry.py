@@ -6,6 +6,7 @@ A submission becomes a directory with the submission as it came (written temp, f
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from subnet.audit.memory import replay_bytes, state_bytes
 from subnet.errors import ConfigError, Corrupt, Exists, InputError, NotFound
 from subnet.model.plan import ModelPlan, ModelUnits
 from subnet.numerics.layout import RunLayout
+from subnet.policy.policy import AuditRules
 from subnet.protocol import wire
 from subnet.protocol.api import RunSubmission
 from subnet.protocol.messages import LIMIT_SUBMISSION_BYTES
@@ -29,7 +31,7 @@ MAX_QUEUED = 64
 
 
 class AuditsRequired(InputError):
-    """The operator runs nothing that nobody checks."""
+    """The policy wants more of a run's work to be checked."""
 
     code = "audits_required"
 
@@ -73,10 +75,13 @@ class AuditsTooLarge(InputError):
 
 
 class RunRegistry:
-    """``audits_required``: runs with audits off are refused; ``audit_memory_bytes``: so are those whose audits need more."""
+    """``rules``: runs with less audits than the policy requires now are refused; ``audit_memory_bytes``: so are those whose audits
+    need more."""
 
-    def __init__(self, directory: Path, *, audits_required: bool = False, audit_memory_bytes: int = 1 << 62) -> None:
-        self._directory, self._audits_required = directory / "runs", audits_required
+    def __init__(
+        self, directory: Path, *, rules: Callable[[], AuditRules] = AuditRules, audit_memory_bytes: int = 1 << 62
+    ) -> None:
+        self._directory, self._rules = directory / "runs", rules
         self._audit_memory_bytes = audit_memory_bytes
         self.entries: dict[str, RunEntry] = {}
         try:
@@ -114,11 +119,7 @@ class RunRegistry:
             if same_run(self.entries[name].stored.submission, submission):
                 return self.entries[name]
             raise Exists(f"a run called {name!r} is already here", hint="choose another run.name")
-        if self._audits_required and not config.audit.on:
-            raise AuditsRequired(
-                f"run {name!r} has audits off (audit.before_seal = {config.audit.before_seal!r}); this validator takes none",
-                hint='set audit.before_seal to "probation" (with audit.rate above 0) or "all" in the run file',
-            )
+        check_audits(config, self._rules())
         if config.audit.on:
             check_audit_memory(plan, self._audit_memory_bytes)
         if sum(not entry.finished for entry in self.entries.values()) >= MAX_QUEUED:
@@ -133,6 +134,30 @@ class RunRegistry:
     def finish(self, entry: RunEntry) -> None:
         atomic_write(entry.finished_path, b"")
         entry.finished = True
+
+
+def check_audits(config: RunConfig, rules: AuditRules) -> None:
+    """Refuse a run of whose work less is redone than the policy requires (its ``[audit]``)."""
+    audit, levels, name = config.audit, ("none", "probation", "all"), config.run.name
+    if levels.index(audit.before_seal) < levels.index(rules.required):
+        few = "audits off" if not audit.on else "too few audits"
+        hint = '"probation" (with audit.rate above 0) or "all"' if rules.required == "probation" else '"all"'
+        raise AuditsRequired(
+            f"run {name!r} has {few} (audit.before_seal = {audit.before_seal!r}); this validator's policy requires "
+            f"{rules.required!r}",
+            hint=f"set audit.before_seal to {hint} in the run file",
+        )
+    if audit.before_seal != "probation":
+        return
+    for key, given, least in (
+        ("audit.rate", audit.rate, rules.min_rate),
+        ("audit.probation_items", audit.probation_items, rules.min_probation_items),
+    ):
+        if given < least:
+            raise AuditsRequired(
+                f"run {name!r} has {key} = {given}; this validator's policy requires {least} at least",
+                hint=f"raise {key} in the run file",
+            )
 
 
 def check_audit_memory(plan: ModelPlan, budget_bytes: int) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import msgspec
 from loguru import logger
 
 from subnet.chain.base import Metagraph
 from subnet.errors import IotaError
+from subnet.policy.policy import SubnetPolicy
 from subnet.protocol import wire
 from subnet.protocol.api import MemberView, RunStatus, RunSummary, StoreCosts
 from subnet.protocol.messages import SIGNED_CLAIMS, Report
@@ -22,6 +24,7 @@ from validator.intake import back_off_left
 from validator.journal_store import JournalStore
 from validator.log_publisher import LogPublisher
 from validator.merge_lines import MergeLines
+from validator.policy import with_rules
 from validator.presence import Dumps, LoopWatchdog, PresentClock, collect_forever
 from validator.progress import ProgressWatch
 from validator.projection import SessionProjection
@@ -63,6 +66,8 @@ class RunSession:
             projection=self._projection,
         )
         self.over = False
+        self._told_policies = set[tuple[str, float]]()
+        self.take_policy(node.policies.policy(node.clock.wall_ns() / 1e9))
         self.audits.attach(self.coordinator, self.clock)
         if node.metagraph is not None:
             self.take_metagraph(node.metagraph)
@@ -72,6 +77,7 @@ class RunSession:
         if self._projection.lost:
             await recount(self.book, self.entry.stored.run_id, self.journal, self._node.store)
         self.coordinator.begin(run_planned(self.entry), self.entry.stored.submission.hardware_class)
+        self.tell_policies()
         driver = asyncio.create_task(self.coordinator.run(), name="coordinator")
         finished = asyncio.create_task(self._until_finished(), name="until finished")
         tidier = asyncio.create_task(self._tidy_forever(), name="retention")
@@ -148,6 +154,25 @@ class RunSession:
                 self._tidy.set()
             if self.entry.config.pipeline.boundaries == "store":
                 self._tidy.set()  # each step puts a good deal of evidence there
+
+    # --- policy ------------------------------------------------------------------------------------------------
+
+    def tell_policies(self) -> bool:
+        """Have the journal say what the validator counts with; False where the run is over."""
+        state = self.coordinator.state
+        if state.run is None or state.finished is not None:
+            return False
+        for event in self._node.policies.untold(self.book.told, self._node.clock.wall_ns() / 1e9):
+            if (event.digest, event.effective_s) not in self._told_policies:
+                self._told_policies.add((event.digest, event.effective_s))
+                self.coordinator.tell(event)
+        return True
+
+    def take_policy(self, policy: SubnetPolicy) -> None:
+        """What a mismatch costs from now on."""
+        coordinator = self.coordinator
+        audit = with_rules(coordinator.policy.audit, policy.audit)
+        coordinator.policy = msgspec.structs.replace(coordinator.policy, audit=audit)
 
     # --- receipts ----------------------------------------------------------------------------------------------
 

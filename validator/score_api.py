@@ -11,13 +11,15 @@ from subnet.audit.draw import rate_of
 from subnet.chain.base import Metagraph
 from subnet.errors import InputError
 from subnet.net.http import Call, Route, answer
+from subnet.policy.api import PolicyLine, PolicyView
+from subnet.policy.policy import AuditRules
 from subnet.run import audits
 from subnet.run.state import DONE, RunState, config, works
 from subnet.score.api import CaseLine, ScoreDetail, ScoreList, Standing
 from subnet.score.score import whole_worth
 from subnet.score.terms import terms_of
 from subnet.timing import Clock
-from validator.policy import AuditPolicy
+from validator.policy import AuditPolicy, with_rules
 from validator.refusals import Refusals
 from validator.score_holds import holds_of, where_of
 from validator.scoring import Score, ScoreBook
@@ -53,10 +55,10 @@ class ScoreDesk:
         clock: Clock,
         *,
         registrations: Callable[[], Mapping[str, int] | None] = lambda: None,
-        policy: AuditPolicy | None = None,
+        policies: Callable[[], PolicyView] | None = None,
     ) -> None:
         self._scores, self._session, self._refusals, self._clock = scores, session, refusals, clock
-        self._registrations, self._policy = registrations, policy or AuditPolicy()
+        self._registrations, self._policies = registrations, policies
         self._known: tuple[float, dict[str, Score]] | None = None
 
     def _now(self) -> tuple[float, dict[str, Score]]:
@@ -69,10 +71,16 @@ class ScoreDesk:
     def list(self) -> ScoreList:
         now_s, scores = self._now()
         found = sorted(scores.values(), key=lambda score: (-score.total, score.hotkey))
-        return ScoreList(now_s, self._scores.policy, self._scores.runs, tuple(found))
+        policy = self._scores.policy_at(now_s)
+        return ScoreList(now_s, policy, self._scores.runs, tuple(found), self._in_force())
+
+    def _in_force(self) -> PolicyLine | None:
+        return self._policies().in_force if self._policies is not None else None
 
     def detail(self, hotkey: str) -> ScoreDetail:
-        (now_s, scores), session, policy = self._now(), self._session(), self._scores.policy
+        (now_s, scores), session, in_force = self._now(), self._session(), self._in_force()
+        policy, rules = self._scores.policy_at(now_s), in_force.policy.audit if in_force is not None else AuditRules()
+        audit = with_rules(AuditPolicy(), rules)
         score, refusals = scores.get(hotkey), self._refusals.of(hotkey, now_s)
         where = None if session is None else standing(session, hotkey)
         return ScoreDetail(
@@ -87,7 +95,8 @@ class ScoreDesk:
             refusals=refusals,
             standing=where,
             where=where_of(where),
-            holds=holds_of(hotkey, now_s, score, where, refusals, self._registrations(), self._policy),
+            holds=holds_of(hotkey, now_s, score, where, refusals, self._registrations(), audit),
+            in_force=in_force,
         )
 
 

@@ -50,10 +50,11 @@ def load_books(registry: RunRegistry, scores: ScoreBook) -> None:
             book.load((entry.directory / NAME).read_bytes())
         except (OSError, Corrupt) as error:
             _from_journal(entry.journal_path, book, error)
+        scores.catch_up(entry.stored.run_id)
 
 
 def _from_journal(path: Path, book: RunBook, why: Exception) -> None:
-    fresh = RunBook(book.policy)
+    fresh = book.fresh()
     try:
         found = read_journal(path, fresh)
     except (OSError, IotaError) as error:
@@ -74,7 +75,7 @@ async def recount(book: RunBook, run_id: str, journal: JournalStore, store: Name
 
     Where that doesn't go, the book stays as it is, and it is said.
     """
-    fresh, head = RunBook(book.policy), GENESIS_HEAD
+    fresh, head = book.fresh(), GENESIS_HEAD
     try:
         for number in range(journal.num_segments):
             segment = await get_segment(store, run_id, number)

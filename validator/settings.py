@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from subnet.errors import ConfigError
-from subnet.score.policy import ScorePolicy
+from subnet.policy.policy import SubnetPolicy
 
 
 class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,19 +42,14 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     submitters: tuple[str, ...] = ()
     """Hotkeys (ss58) that may submit runs; the validator's own always may."""
     set_weights: bool = True
-    burn_share: float = 0.0
-    """Share of the weights that goes to the subnet owner, 0 to 1."""
-    weights_version_key: int = 0
-    score_policy: ScorePolicy = ScorePolicy()
-    """How scores are made. Whoever changes it in the middle of a run counts that run anew from its log store."""
+    policy: SubnetPolicy | None = None
+    """What the validator begins with at its first start; ``iota policy apply`` changes it. None: the default, or what there is."""
 
     ops_host: str = "127.0.0.1"
     ops_port: int = 0
     """Where health and metrics are served, unsigned; 0: nowhere."""
     alert_webhooks: Path | None = None
     """File with the addresses that alerts are posted to."""
-    audit_required: bool = False
-    """Refuse submissions whose run file has audits off."""
     audit_memory_bytes: int = 4 << 30
     """Of stages' states that the audit worker keeps from one audit to the next."""
     audit_disk_bytes: int = 16 << 30
@@ -86,5 +81,3 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--follow.run has no effect without --follow", hint="add --follow URL of the store")
         if self.follow and self.lead_from:
             raise ConfigError("--follow and --lead-from exclude each other", hint="who follows leads nothing")
-        if not 0.0 <= self.burn_share <= 1.0:
-            raise ConfigError(f"--burn_share = {self.burn_share} is not allowed", hint="allowed: 0 to 1")

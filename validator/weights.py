@@ -180,20 +180,25 @@ class WeightSetter:
         netuid: int,
         own_hotkey: str,
         scores: Callable[[], Mapping[str, Score]],
-        policy: WeightPolicy | None = None,
+        policy: WeightPolicy | Callable[[], WeightPolicy] | None = None,
         *,
         on_metagraph: Callable[[Metagraph], None] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         timeout_s: float = TIMEOUTS.chain_write_s,
     ) -> None:
         self._chain, self._netuid, self._own_hotkey, self._scores = chain, netuid, own_hotkey, scores
-        self.policy = policy if policy is not None else WeightPolicy()
+        self._policy: Callable[[], WeightPolicy] = policy if callable(policy) else lambda: policy or WeightPolicy()
         self._on_metagraph = on_metagraph
         self._sleep = sleep
         self._timeout_s = timeout_s
         self._tempo_s = 0.0
         self._commits = CommitBook()
         self.last_report: WeightsReport | None = None
+
+    @property
+    def policy(self) -> WeightPolicy:
+        """The one of this moment."""
+        return self._policy()
 
     async def run(self, on_report: Callable[[WeightsReport], None] | None = None) -> None:
         """Try, report, wait; until cancelled. A report is logged when its outcome or reason changes."""

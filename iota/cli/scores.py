@@ -10,7 +10,7 @@ import typer
 from iota.cli.options import DEFAULT_VALIDATOR, ValidatorUrl
 
 if TYPE_CHECKING:
-    from subnet.score.policy import ScorePolicy
+    from subnet.score.timeline import Timeline
 
 CALL_S = 15.0
 
@@ -73,7 +73,7 @@ def score_recompute(
     policy: Annotated[
         Path | None,
         typer.Option(
-            help="JSON file with the validator's policy (what iota score list --json prints), if not the default."
+            help="policy.toml to count with, instead of the policies that the journal says its validator had."
         ),
     ] = None,
     save: Annotated[
@@ -102,7 +102,11 @@ def score_recompute(
     print_recomputed(found, hotkey)
 
 
-def _policy(path: Path | None) -> ScorePolicy:
-    from subnet.score.policy import ScorePolicy, policy_from
+def _policy(path: Path | None) -> Timeline | None:
+    from subnet.policy.text import load_policy
+    from subnet.score.timeline import Timeline
 
-    return ScorePolicy() if path is None else policy_from(path)
+    if path is None:
+        return None
+    policy = load_policy(path)
+    return Timeline.of(policy.score, policy.work)

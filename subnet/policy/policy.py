@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from subnet.policy.score import ScorePolicy, WorkPolicy
 from subnet.policy.values import Plain, Value, check_values, choice, type_of, values_of
-from subnet.score.policy import ScorePolicy, WorkPolicy
 
 FORMAT = 1
 """Of policy files."""

@@ -152,6 +152,8 @@ def _dispatch(state: RunState, event: ev.AnyEvent) -> None:
             apply_snapshot_stored(state, event)
         case ev.RunFinished():
             apply_run_finished(state, event)
+        case ev.PolicyChanged():
+            pass  # it is about scores, and the run goes on as before
         case _:
             _dispatch_audits(state, event)
 

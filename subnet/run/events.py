@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from subnet.policy.policy import SubnetPolicy
 from subnet.run.audit_events import (
     Appealed,
     AuditClosed,
@@ -256,6 +257,19 @@ class RunFinished(Event, tag="RunFinished", frozen=True):
     evaluation: tuple[int, ...] = ()
 
 
+class PolicyChanged(Event, tag="PolicyChanged", frozen=True):
+    """The leader's validator counts with another policy from ``effective_s`` on (wall time; :mod:`subnet.score.timeline`). What it
+    is, is the subnet owner's or the validator's own to say; it never changes the run's arithmetic."""
+
+    policy: SubnetPolicy
+    digest: str
+    effective_s: float
+    effective_block: int
+    """Of the chain, as expected: the first of a tempo. 0: it was in force when the run began, or when the validator started."""
+    by: str
+    """Hotkey that had it changed."""
+
+
 AuditEvent = (
     AuditOpened
     | AuditClosed
@@ -302,6 +316,7 @@ AnyEvent = (
     | SnapshotStored
     | RunFinished
     | AuditEvent
+    | PolicyChanged
 )
 
 QUORUM_EVENTS = (TermStarted, StageSealed, StepSealed, RunFinished, WindowClosed, Rewound)

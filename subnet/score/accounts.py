@@ -10,8 +10,9 @@ import msgspec
 from subnet.run import events as ev
 from subnet.score.decay import half_power
 from subnet.score.entry import ABSENT, AWAY, PRESENT, Credit, Entry, advance, count_lease, decayed, owns, take_back
-from subnet.score.policy import ScorePolicy
+from subnet.score.policy import ScorePolicy, WorkPolicy
 from subnet.score.score import finite
+from subnet.score.timeline import Timeline
 from subnet.words import Commitment, Member
 
 MOST_FLOPS = 1e30
@@ -37,8 +38,17 @@ class AccountsData(msgspec.Struct):
 
 
 class Accounts:
-    def __init__(self, policy: ScorePolicy, data: AccountsData) -> None:
-        self.policy, self.data = policy, data
+    def __init__(self, policy: ScorePolicy | Timeline, data: AccountsData) -> None:
+        self.timeline = policy if isinstance(policy, Timeline) else Timeline.of(policy)
+        self.data = data
+
+    @property
+    def policy(self) -> ScorePolicy:
+        return self.timeline.at(self.data.now_s)
+
+    @property
+    def pay(self) -> WorkPolicy:
+        return self.timeline.work_at(self.data.now_s)
 
     def reach(self, time_ns: int) -> None:
         """Time never goes back, whatever a record is stamped with."""
@@ -47,7 +57,7 @@ class Accounts:
     def at_now(self, hotkey: str) -> Entry | None:
         entry = self.data.entries.get(hotkey)
         if entry is not None:
-            advance(entry, self.data.now_s, self.policy.half_life_s)
+            advance(entry, self.data.now_s, self.timeline)
         return entry
 
     def of(self, member: Member) -> Entry | None:
@@ -95,7 +105,7 @@ class Accounts:
         """A lease."""
         entry = self.data.entries.get(member.hotkey) if member is not None else None
         if member is not None and entry is not None and owns(entry, member):
-            count_lease(entry, self.data.now_s, self.policy.half_life_s, done=done, late=late, silent=silent)
+            count_lease(entry, self.data.now_s, self.timeline, done=done, late=late, silent=silent)
 
     # --- work ----------------------------------------------------------------------------------------------------
 
@@ -120,22 +130,22 @@ class Accounts:
             if final:
                 self.at_now(hotkey)
                 for credit in final:
-                    entry.settled += decayed(credit, self.data.now_s, self.policy.half_life_s)
+                    entry.settled += decayed(credit, self.data.now_s, self.timeline)
                 entry.credits = kept
 
     def pay_redone(self, member: Member, stage: int, items: int, time_s: float) -> None:
         """Of items that were done by ``time_s`` and were void through nobody's fault but a liar's."""
         entry = self.of(member)
         if entry is not None:
-            work = self.work(stage, items)
-            entry.settled += work * half_power((self.data.now_s - time_s) / self.policy.half_life_s)
+            work = self.work(stage, items) * self.pay.redone_pay
+            entry.settled += work * half_power(self.timeline.halves(time_s, self.data.now_s))
             entry.redone_work += work
             entry.redone_items += items
 
     def pay_witness(self, hotkey: str, stage: int, items: int) -> None:
         entry = self.at_now(hotkey)
         if entry is not None:
-            work = self.work(stage, items)
+            work = self.work(stage, items) * self.pay.witness_pay
             entry.settled += work
             entry.witness_work += work
             entry.witness_items += items
@@ -199,12 +209,12 @@ class Accounts:
         if entry is None:
             return
         for taken in [t for t in entry.taken_back if t.why == "failed" and is_of(t.credit, step, stage, member)]:
-            credit, half_life_s, now_s = taken.credit, self.policy.half_life_s, self.data.now_s
+            credit, now_s = taken.credit, self.data.now_s
             entry.taken_back = [other for other in entry.taken_back if other != taken]
-            entry.failed = max(0.0, entry.failed - half_power((now_s - taken.time_s) / half_life_s))
+            entry.failed = max(0.0, entry.failed - half_power(self.timeline.halves(taken.time_s, now_s)))
             entry.passed += 1.0
             if taken.sealed:
-                entry.settled += decayed(credit, now_s, half_life_s)
+                entry.settled += decayed(credit, now_s, self.timeline)
                 entry.sealed_work += credit.work
                 entry.sealed_items += credit.items
                 entry.sealed_partials += 1

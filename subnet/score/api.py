@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from subnet.policy.api import PolicyLine
 from subnet.score.policy import ScorePolicy
 from subnet.score.score import Score, Unpaid
 from subnet.score.terms import Term
@@ -20,6 +21,8 @@ class ScoreList(msgspec.Struct, frozen=True):
     runs: tuple[str, ...]
     """Ids of the runs that are added up."""
     scores: tuple[Score, ...]
+    in_force: PolicyLine | None = None
+    """The whole policy of the validator, its digest, and since when; ``policy`` is its ``[score]``."""
 
 
 class RefusalView(msgspec.Struct, frozen=True):
@@ -109,3 +112,4 @@ class ScoreDetail(msgspec.Struct, frozen=True):
     where: str
     """In words: a member of what, or not."""
     holds: tuple[Hold, ...]
+    in_force: PolicyLine | None = None

@@ -24,16 +24,25 @@ from subnet.score.entry import tally_of
 from subnet.score.policy import ScorePolicy
 from subnet.score.score import Tally, Unpaid
 from subnet.score.steps import Steps, Void
+from subnet.score.timeline import Counting, Timeline, continues
 from subnet.score.trials import CLEARED, CONVICTED, MERGE, UNOPENED, Charge, Trials
 from subnet.words import Member
 
-VERSION = 3
+VERSION = 4
 """Of dumps."""
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """The last change of policy that the journal tells of."""
+
+    digest: str
+    effective_s: float
 
 
 class _Data(msgspec.Struct):
     version: int = 0
-    policy: ScorePolicy | None = None
+    timeline: tuple[Counting, ...] = ()
+    told: Told | None = None
     run_id: str = ""
     accounts: AccountsData = msgspec.field(default_factory=AccountsData)
     steps: Steps = msgspec.field(default_factory=Steps)
@@ -48,13 +57,21 @@ _decoder = msgspec.msgpack.Decoder(_Data)
 
 
 class RunBook:
-    """``leader_audits`` False: audits, cases and convictions in the journal count nothing, only what :meth:`judge`,
-    :meth:`convict` and :meth:`believe` are told: the book of a validator that doesn't believe the leader."""
+    """``policy``: what counts when; without ``own_policy`` as long as the journal doesn't change it (``PolicyChanged``).
 
-    def __init__(self, policy: ScorePolicy | None = None, *, leader_audits: bool = True) -> None:
-        self.policy = policy if policy is not None else ScorePolicy()
-        self._leader_audits = leader_audits
-        self._use(_Data(VERSION, self.policy))
+    ``leader_audits`` False: audits, cases and convictions in the journal count nothing, only what :meth:`judge`,
+    :meth:`convict` and :meth:`believe` are told: the book of a validator that doesn't believe the leader, nor its policy."""
+
+    def __init__(
+        self,
+        policy: ScorePolicy | Timeline | None = None,
+        *,
+        leader_audits: bool = True,
+        own_policy: bool = False,
+    ) -> None:
+        self._leader_audits, self._own_policy = leader_audits, own_policy or not leader_audits
+        timeline = policy if isinstance(policy, Timeline) else Timeline.of(policy)
+        self._use(_Data(VERSION, timeline.entries))
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ev.Leased: self._leased,
             ev.Backwarded: self._backwarded,
@@ -77,11 +94,28 @@ class RunBook:
             ev.WitnessSaid: self._witness_said,
             ev.CaseClosed: self._case_closed,
             ev.Appealed: self._appealed,
+            ev.PolicyChanged: self._policy_changed,
         }
 
     def _use(self, data: _Data) -> None:
-        self._data = data
-        self._accounts, self._steps, self._trials = Accounts(self.policy, data.accounts), data.steps, data.trials
+        self._data, self.timeline = data, Timeline(data.timeline)
+        self._accounts, self._steps, self._trials = Accounts(self.timeline, data.accounts), data.steps, data.trials
+
+    @property
+    def told(self) -> Told | None:
+        """The last change of policy that the journal tells of, whether this book follows it or not."""
+        return self._data.told
+
+    def fresh(self) -> RunBook:
+        """An empty book that begins like this one."""
+        entries = self.timeline.entries if self._own_policy else self.timeline.entries[:1]
+        return RunBook(Timeline(entries), leader_audits=self._leader_audits, own_policy=self._own_policy)
+
+    def change(self, counting: Counting) -> None:
+        """Another policy from its time on; never for what has been counted already."""
+        since_s = max(counting.since_s, self.now_s)
+        self.timeline = self.timeline.changed(msgspec.structs.replace(counting, since_s=since_s))
+        self._data.timeline, self._accounts.timeline = self.timeline.entries, self.timeline
 
     def dump(self) -> bytes:
         """Everything, for :meth:`load`."""
@@ -97,8 +131,13 @@ class RunBook:
             raise Corrupt(f"these scores can't be read: {error}", hint=hint) from error
         if found.version != VERSION:
             raise Corrupt(f"these scores are of version {found.version}, not {VERSION}", hint=hint)
-        if found.policy != self.policy:
+        own = self.timeline
+        if not found.timeline or not continues(
+            Timeline(found.timeline if self._own_policy else found.timeline[:1]), own, found.accounts.now_s
+        ):
             raise Corrupt("these scores were counted with another policy", hint=hint)
+        if self._own_policy:
+            found.timeline = own.entries
         self._use(found)
 
     def note(self, record: ev.Record) -> None:
@@ -136,6 +175,11 @@ class RunBook:
         if charge is not None and charge.took:
             charge.took = False
             self._accounts.give_back(charge.step, charge.stage, charge.member)
+
+    def _policy_changed(self, event: ev.PolicyChanged) -> None:
+        self._data.told = Told(event.digest, event.effective_s)
+        if not self._own_policy:
+            self.change(Counting(event.effective_s, event.policy.score, event.policy.work))
 
     # --- members -------------------------------------------------------------------------------------------------
 
@@ -324,7 +368,7 @@ class RunBook:
         """What was counted, decayed to ``now_s``, by hotkey. Changes nothing."""
         now_s, entries = max(now_s, self.now_s), self._data.accounts.entries
         faded: dict[float, float] = {}
-        return {hotkey: tally_of(hotkey, entry, now_s, self.policy, faded) for hotkey, entry in entries.items()}
+        return {hotkey: tally_of(hotkey, entry, now_s, self.timeline, faded) for hotkey, entry in entries.items()}
 
     def unpaid(self, hotkey: str) -> tuple[Unpaid, ...]:
         """The last partials of the hotkey that weren't paid (in full), oldest first."""

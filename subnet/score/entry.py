@@ -7,8 +7,8 @@ import math
 import msgspec
 
 from subnet.score.decay import LN2, half_power, half_power_lost
-from subnet.score.policy import ScorePolicy
 from subnet.score.score import Tally
+from subnet.score.timeline import Fading
 from subnet.words import Member
 
 AWAY, PRESENT, ABSENT = 0, 1, 2
@@ -72,8 +72,8 @@ class Entry(msgspec.Struct):
     """By case (0: judged from a trace, or by this validator's own audits): when and why."""
 
 
-def decayed(credit: Credit, now_s: float, half_life_s: float) -> float:
-    return credit.work * half_power((now_s - credit.time_s) / half_life_s)
+def decayed(credit: Credit, now_s: float, fading: Fading) -> float:
+    return credit.work * half_power(fading.halves(credit.time_s, now_s))
 
 
 def owns(entry: Entry, member: Member) -> bool:
@@ -81,11 +81,14 @@ def owns(entry: Entry, member: Member) -> bool:
     return not member.number or (member.term, member.number) >= entry.since
 
 
-def advance(entry: Entry, now_s: float, half_life_s: float) -> None:
+def advance(entry: Entry, now_s: float, fading: Fading) -> None:
     """Decays the entry to ``now_s``, and adds the time since as presence or absence, decayed as it goes."""
+    for end_s, half_life_s in fading.spans(entry.as_of_s, now_s):
+        _advance(entry, end_s, half_life_s)
+
+
+def _advance(entry: Entry, now_s: float, half_life_s: float) -> None:
     gap_s = now_s - entry.as_of_s
-    if gap_s <= 0:
-        return
     kept = half_power(gap_s / half_life_s)
     entry.settled *= kept
     entry.present_s *= kept
@@ -100,13 +103,10 @@ def advance(entry: Entry, now_s: float, half_life_s: float) -> None:
     entry.as_of_s = now_s
 
 
-def count_lease(
-    entry: Entry, now_s: float, half_life_s: float, *, done: int = 0, late: int = 0, silent: int = 0
-) -> None:
+def count_lease(entry: Entry, now_s: float, fading: Fading, *, done: int = 0, late: int = 0, silent: int = 0) -> None:
     """One more, the others fade to its time."""
-    gap_s = now_s - entry.leases_as_of_s
-    if gap_s > 0:
-        kept = half_power(gap_s / half_life_s)
+    if now_s > entry.leases_as_of_s:
+        kept = half_power(fading.halves(entry.leases_as_of_s, now_s))
         entry.done *= kept
         entry.late *= kept
         entry.silent *= kept
@@ -122,26 +122,27 @@ def take_back(entry: Entry, credit: Credit, why: str, now_s: float, audit: int, 
     entry.taken_back = [*entry.taken_back, taken][-KEPT_UNPAID:]
 
 
-def _left(time_s: float, now_s: float, policy: ScorePolicy, faded: dict[float, float]) -> float:
+def _left(time_s: float, now_s: float, fading: Fading, faded: dict[float, float]) -> float:
     left = faded.get(time_s)
     if left is None:
-        left = faded[time_s] = half_power((now_s - time_s) / policy.half_life_s)
+        left = faded[time_s] = half_power(fading.halves(time_s, now_s))
     return left
 
 
-def tally_of(hotkey: str, entry: Entry, now_s: float, policy: ScorePolicy, faded: dict[float, float]) -> Tally:
+def tally_of(hotkey: str, entry: Entry, now_s: float, fading: Fading, faded: dict[float, float]) -> Tally:
     """The entry decayed to ``now_s``; it stays as it is. ``faded``: what is left of work of some time, kept for the next
     entry: what is sealed together has one time."""
     at = msgspec.structs.replace(entry)
-    advance(at, now_s, policy.half_life_s)
-    remembered = [(s + policy.memory_s, why) for s, why in entry.convictions.values() if now_s - s < policy.memory_s]
+    advance(at, now_s, fading)
+    memory_s = fading.at(now_s).memory_s
+    remembered = [(s + memory_s, why) for s, why in entry.convictions.values() if now_s - s < memory_s]
     until_s, why = max(remembered, default=(0.0, ""))
     return Tally(
         hotkey=hotkey,
         registered_at_block=at.registered_at_block,
         first_joined_s=at.first_joined_s,
         work=math.fsum(
-            (at.settled, *(credit.work * _left(credit.time_s, now_s, policy, faded) for credit in at.credits))
+            (at.settled, *(credit.work * _left(credit.time_s, now_s, fading, faded) for credit in at.credits))
         ),
         present_s=at.present_s,
         absent_s=at.absent_s,

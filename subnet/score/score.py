@@ -26,6 +26,7 @@ import msgspec
 
 from subnet.score.decay import LN2, half_power, whole_power
 from subnet.score.policy import ScorePolicy
+from subnet.score.timeline import Fading
 
 
 class Unpaid(msgspec.Struct, frozen=True):
@@ -135,14 +136,14 @@ _COUNTS = ("sealed_items", "sealed_partials", "redone_items", "witness_items")
 _LEASES = ("done", "late", "silent")
 
 
-def add(policy: ScorePolicy, tallies: Sequence[Tally]) -> Tally:
+def add(fading: Fading, tallies: Sequence[Tally]) -> Tally:
     """Several runs of one hotkey: those of its newest registration (and those where it isn't known) added up."""
     newest = max(tally.registered_at_block for tally in tallies)
     own = [tally for tally in tallies if tally.registered_at_block in (0, newest)]
     if len(own) == 1:
         return own[0]
     leases_as_of_s = max(tally.leases_as_of_s for tally in own)
-    faded = [half_power((leases_as_of_s - tally.leases_as_of_s) / policy.half_life_s) for tally in own]
+    faded = [half_power(fading.halves(tally.leases_as_of_s, leases_as_of_s)) for tally in own]
     floats = {name: math.fsum(getattr(tally, name) for tally in own) for name in _FLOATS}
     counts = {name: sum(getattr(tally, name) for tally in own) for name in _COUNTS}
     leases = {name: math.fsum(getattr(t, name) * kept for t, kept in zip(own, faded, strict=True)) for name in _LEASES}
@@ -160,9 +161,12 @@ def add(policy: ScorePolicy, tallies: Sequence[Tally]) -> Tally:
     )
 
 
-def scores_of(policy: ScorePolicy, tallies: Mapping[str, Sequence[Tally]]) -> dict[str, Score]:
-    """Everybody's score, by hotkey in alphabetical order, from what each run's book has counted."""
-    scores = {hotkey: _score(policy, add(policy, tallies[hotkey])) for hotkey in sorted(tallies)}
+def scores_of(
+    policy: ScorePolicy, tallies: Mapping[str, Sequence[Tally]], fading: Fading | None = None
+) -> dict[str, Score]:
+    """Everybody's score, by hotkey in alphabetical order, from what each run's book has counted. ``fading``: which half-life there
+    was when, where it isn't always the policy's."""
+    scores = {hotkey: _score(policy, add(fading or policy, tallies[hotkey])) for hotkey in sorted(tallies)}
     whole = whole_worth(scores)
     if not whole > 0:
         return scores

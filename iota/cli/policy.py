@@ -1,0 +1,162 @@
+"""``iota policy``: write one, check it, compare it, have a live validator count with it from the next tempo on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iota.cli.options import (
+    DEFAULT_VALIDATOR,
+    DEFAULT_WALLETS,
+    ValidatorHotkey,
+    ValidatorUrl,
+    WalletHotkey,
+    WalletName,
+    WalletPath,
+)
+
+if TYPE_CHECKING:
+    from subnet.policy.api import PolicyLine
+    from subnet.policy.policy import SubnetPolicy
+
+CALL_S = 30.0
+PolicyFile = Annotated[Path, typer.Argument(metavar="FILE", help="policy.toml")]
+
+
+def add_to(app: typer.Typer) -> None:
+    policy = typer.Typer(help="The subnet's policy: what work pays, audits, burn, admission.", no_args_is_help=True)
+    policy.command("show")(show)
+    policy.command("check")(check)
+    policy.command("diff")(diff)
+    policy.command("apply")(apply)
+    app.add_typer(policy, name="policy")
+
+
+def show(
+    default: Annotated[bool, typer.Option("--default", help="The default policy: what to begin a file with.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="What the validator counts with now, and what is to come.")
+    ] = False,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="JSON", help="What iota score list --json printed.")
+    ] = None,
+    url: ValidatorUrl = DEFAULT_VALIDATOR,
+) -> None:
+    """Print a policy as policy.toml, with a comment for each value."""
+    from subnet.errors import ConfigError
+    from subnet.policy.policy import SubnetPolicy
+    from subnet.policy.text import dump_policy
+
+    if default + live + (source is not None) != 1:
+        raise ConfigError("which policy?", hint="give one of --default, --live, --from FILE")
+    if source is not None:
+        print(dump_policy(_listed(source.expanduser())), end="")
+    elif default:
+        print(dump_policy(SubnetPolicy()), end="")
+    else:
+        _show_live(url)
+
+
+def _show_live(url: str) -> None:
+    from iota.remote import Remote
+    from subnet.policy.text import dump_policy
+    from subnet.timing import Deadline
+
+    view = Remote(url).policy(Deadline.after(CALL_S))
+    for line in view.history:
+        words = "in force" if line == view.in_force else "to come" if line == view.pending else "before"
+        print(f"# {words}: {_line(line)}")
+    print(dump_policy(view.in_force.policy), end="")
+
+
+def _line(line: PolicyLine) -> str:
+    from iota.score_tables import policy_words
+
+    block = f" (block {line.since_block})" if line.since_block else ""
+    return f"policy {policy_words(line.digest, line.since_s)}{block}, by {line.by}"
+
+
+def _listed(path: Path) -> SubnetPolicy:
+    """Of an answer with one in it."""
+    import msgspec
+
+    from subnet.errors import ConfigError
+    from subnet.policy.text import policy_from
+
+    hint = "take it from iota score list --json of this version"
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+        table = found["in_force"]["policy"]
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} holds no policy: {error}", hint=hint) from error
+    return policy_from(table)
+
+
+def check(file: PolicyFile) -> None:
+    """Say whether a file is a policy that is allowed, and what in it isn't the default."""
+    from subnet.policy.change import differences
+    from subnet.policy.policy import SubnetPolicy, short
+    from subnet.policy.text import load_policy
+
+    policy = load_policy(file)
+    print(f"{file}: policy {short(policy.digest)}")
+    for one in differences(SubnetPolicy(), policy):
+        print(f"{one.name} = {one.new!r} (default {one.old!r})")
+
+
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="A", help="policy.toml")],
+    new: Annotated[Path, typer.Argument(metavar="B", help="policy.toml")],
+) -> None:
+    """Say what B changes of A, and whether one live change may."""
+    from subnet.policy.change import differences
+    from subnet.policy.text import load_policy
+
+    found = differences(load_policy(old), load_policy(new))
+    if not found:
+        print("the same policy")
+    for one in found:
+        far = f"   too far for one change ({one.limit}): {one.nearest!r} is allowed" if one.is_too_large else ""
+        print(f"{one.name}: {one.old!r} -> {one.new!r}{far}")
+
+
+def apply(
+    file: PolicyFile,
+    url: ValidatorUrl = DEFAULT_VALIDATOR,
+    wallet_name: WalletName = "validator",
+    wallet_hotkey: WalletHotkey = "default",
+    wallet_path: WalletPath = DEFAULT_WALLETS,
+    validator_hotkey: ValidatorHotkey = None,
+    in_steps: Annotated[
+        bool, typer.Option("--in-steps", help="Go as far towards FILE as one change may; run it again the next tempo.")
+    ] = False,
+) -> None:
+    """Have a live validator count with FILE from the next tempo on. The wallet is the validator's own, or the subnet owner's."""
+    from iota.remote import Remote
+    from subnet.policy.api import PolicyRequest
+    from subnet.policy.change import check_change, differences, towards
+    from subnet.policy.text import load_policy
+    from subnet.protocol.signing import load_wallet
+    from subnet.timing import Deadline
+
+    wanted, deadline = load_policy(file), Deadline.after(CALL_S)
+    signer = load_wallet(wallet_name, wallet_hotkey, wallet_path.expanduser())
+    remote = Remote(url, signer, hotkey=validator_hotkey)
+    before = remote.policy(deadline).in_force
+    policy = towards(before.policy, wanted) if in_steps else wanted
+    check_change(before.policy, policy)
+    view = remote.change_policy(PolicyRequest(policy, before.digest), deadline)
+    line = view.pending or view.in_force
+    for one in differences(before.policy, line.policy):
+        print(f"{one.name}: {one.old!r} -> {one.new!r}")
+    wait_s = line.since_s - view.time_s
+    print(
+        f"{_line(line)}: " + (f"in force in {wait_s:.0f} s" if wait_s > 0 else "in force already, nothing was changed")
+    )
+    left = differences(line.policy, wanted)
+    if left:
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(line.since_s))
+        print(f"{len(left)} values aren't there yet: run it again after {when}")
