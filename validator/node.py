@@ -18,7 +18,7 @@ from subnet.chain.connect import connect_chain
 from subnet.errors import AuthFailed, Corrupt, InputError, IotaError, NotFound, Refusal
 from subnet.net.border import Listener, listen
 from subnet.policy.policy import SubnetPolicy
-from subnet.protocol.api import ControlRequest, ExportInfo, RunStatus, RunSubmission, RunSummary
+from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
 from subnet.protocol.claims import check_claims
 from subnet.protocol.messages import (
     LIMIT_GRANTS,
@@ -57,7 +57,6 @@ from validator.reach import ReachDesk
 from validator.refusals import Refusals
 from validator.retention import hold_horizon
 from validator.run_archive import put_run
-from validator.run_control import control_run
 from validator.run_export import export_info, finished_state
 from validator.run_registry import RunEntry, RunRegistry
 from validator.run_session import RunSession
@@ -251,9 +250,6 @@ class ValidatorNode:
             )
         self._sessions_changed.set()
         return self._summary(entry)
-
-    async def control(self, hotkey: str, run: str, request: ControlRequest) -> RunSummary:
-        return await control_run(self._session(run), hotkey, request)
 
     def _require_submitter(self, hotkey: str) -> None:
         if hotkey not in self._allowed:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from iota.cli import audits, backups, chaos, doctor, incentives, policy, runs, scores, services, swarms
+from iota.cli import audits, backups, chaos, doctor, policy, runs, scores, services, swarms
 from neurons.entry import INTERRUPTED, guarded, one_line
 
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
@@ -26,7 +26,6 @@ runs.add_to(app)
 chaos.add_to(app)
 scores.add_to(app)
 policy.add_to(app)
-incentives.add_to(app)
 audits.add_to(app)
 doctor.add_to(app)
 backups.add_to(app)
