@@ -41,8 +41,8 @@ def why_waiting(state: RunState, me: Member | None, local: LocalView) -> str:
 
 def _why_no_step(state: RunState) -> str:
     """Between two steps: the audits may be behind, else the next one is about to begin."""
-    at_end = state.next_step >= st.config(state).run.steps
+    at_end = state.next_step >= st.end_step(state)
     if (at_end and not all_audited(state)) or not may_plan(state, state.next_step):
         steps = [f"{closed.first_step} to {closed.last_step}" for _, closed in sorted(state.audits.windows.items())]
         return f"the validator to finish its audits ({len(state.audits.open)} open; steps {', '.join(steps) or 'none'})"
-    return f"step {state.next_step} to begin"
+    return "the run's owner to let it go on" if state.paused else f"step {state.next_step} to begin"

@@ -36,7 +36,7 @@ def waiting_for_seal(state: RunState, stage: int) -> str:
 def _holds_up(state: RunState) -> bool:
     """Whether audits are what the next step, or the run's end, waits for."""
     run = st.config(state)
-    return run.audit.on and (not au.may_plan(state, state.next_step) or state.next_step >= run.run.steps)
+    return run.audit.on and (not au.may_plan(state, state.next_step) or state.next_step >= st.end_step(state))
 
 
 def waiting_for_audits(state: RunState, watch: Watch) -> str:
@@ -47,7 +47,7 @@ def waiting_for_audits(state: RunState, watch: Watch) -> str:
     if audits.quarantined:
         return _case(state, min(audits.quarantined.values()))
     if not audits.windows:
-        away = audits.next_window < au.num_windows(run) and watch.audits.block is None
+        away = audits.next_window < au.num_windows(run, st.end_step(state)) and watch.audits.block is None
         return "the chain, whose next block decides what is audited" if away else ""
     window = audits.windows[min(audits.windows)]
     num_open = sum(not a.number and a.by == state.leader for a in audits.open.values())

@@ -83,6 +83,8 @@ def waiting_for(state: RunState, watch: Watch, now_s: float, policy: Policy | No
         return suspect
     audits = waiting_for_audits(state, watch)
     if state.work is None:
+        if state.paused:
+            return "its owner, who has paused it"
         return _waiting_for_snapshots(state) or audits or f"step {state.next_step} to begin"
     return _waiting_for_work(state) or _waiting_for_snapshots(state) or audits or "the step's seal"
 

@@ -118,9 +118,10 @@ def _opened(
 def _windows(state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
     run, audits, known = st.config(state), state.audits, watch.audits
     window = audits.next_window
-    if window < au.num_windows(run) and state.next_step > au.last_of(run, window) and known.block is not None:
+    end = st.end_step(state)
+    if window < au.num_windows(run, end) and state.next_step > au.last_of(run, window, end) and known.block is not None:
         first = max(au.first_of(run, window), audits.audited_to)
-        event = ev.WindowClosed(window, first, au.last_of(run, window), known.block + policy.audit.block_margin)
+        event = ev.WindowClosed(window, first, au.last_of(run, window, end), known.block + policy.audit.block_margin)
         return [Decision(event, because("window_sealed", window=window))]
     if not audits.windows:
         return []

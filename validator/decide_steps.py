@@ -23,13 +23,13 @@ def decide_steps(now_s: float, state: RunState, watch: Watch, policy: Policy) ->
 
 def _plan(state: RunState, watch: Watch) -> list[Decision]:
     """The step that is due; and the one behind it as soon as its state is there, unless members are to move first."""
-    if state.work is not None and (watch.drains or not st.may_open_ahead(state)):
+    if state.paused or (state.work is not None and (watch.drains or not st.may_open_ahead(state))):
         return []
     config, step = st.config(state), state.next_step + (state.work is not None)
-    last = config.run.steps
+    last = st.end_step(state)
     if not audits.may_plan(state, step):
         return []
-    num_evaluation = config.num_evaluation_items if config.evaluates_at(step) else 0
+    num_evaluation = config.num_evaluation_items if config.evaluates_at(step, last) else 0
     if step == last and not num_evaluation:
         return []
     event = ev.StepPlanned(
@@ -117,9 +117,10 @@ def fp64_bits(value: float) -> int:
 
 def _finish(state: RunState, watch: Watch) -> list[Decision]:
     """After the last update, its evaluation and its snapshots: the shell computes the run root and says so."""
-    if state.next_step != st.config(state).run.steps or not snapshots_stored(state):
+    end = st.end_step(state)
+    if state.next_step != end or not snapshots_stored(state):
         return []
-    if state.work is None and st.config(state).evaluates_at(state.next_step):
+    if state.work is None and st.config(state).evaluates_at(end, end):
         return []
     if not st.evaluation_settled(state) or not audits.all_audited(state):
         return []

@@ -10,8 +10,10 @@ from collections import Counter
 from typing import NamedTuple
 
 from subnet.errors import InputError
+from subnet.protocol.signing import verify_statement
 from subnet.run import events as ev
 from subnet.run import state as st
+from subnet.run.control_event import PURPOSE_CONTROL, control_statement
 from subnet.run.schedule import StepScalars, step_scalars
 from subnet.run.state import RunState, StepWork
 from subnet.words import CALIBRATION_STEP, Commitment
@@ -30,6 +32,7 @@ WRONG = frozenset(
         "rewound",
         "fold",
         "clock",
+        "control",
         "unverifiable",
     }
 )
@@ -63,6 +66,8 @@ def breaches(state: RunState, event: ev.AnyEvent) -> list[Found]:
             return _step_sealed(state, state.work, event)
         case ev.RunFinished() if state.run is not None:
             return _finished(state, event)
+        case ev.RunControlled() if state.run is not None:
+            return _controlled(state.run, event)
         case _:
             return []
 
@@ -72,7 +77,8 @@ def breaches(state: RunState, event: ev.AnyEvent) -> list[Found]:
 
 def _planned(state: RunState, event: ev.StepPlanned) -> list[Found]:
     config, found = st.config(state), list[Found]()
-    due = CALIBRATION_STEP < event.step < config.run.steps
+    end = st.end_step(state)
+    due = CALIBRATION_STEP < event.step < end
     wanted = step_scalars(config, event.step) if due else None
     if event.scalars != wanted:
         differs = [
@@ -81,7 +87,7 @@ def _planned(state: RunState, event: ev.StepPlanned) -> list[Found]:
             if getattr(event.scalars, name, None) != getattr(wanted, name, None)
         ]
         found.append(Found("scalars", f"step {event.step} is planned with {'; '.join(differs)}"))
-    items = config.num_evaluation_items if config.evaluates_at(event.step) else 0
+    items = config.num_evaluation_items if config.evaluates_at(event.step, end) else 0
     if event.num_evaluation != items:
         found.append(Found("evaluation", f"step {event.step} evaluates {event.num_evaluation} items, not {items}"))
     return found
@@ -110,6 +116,14 @@ def _finished(state: RunState, event: ev.RunFinished) -> list[Found]:
     if event.evaluation != losses:
         found.append(Found("evaluation", f"the run ends with hold-out losses {event.evaluation}, they are {losses}"))
     return found
+
+
+def _controlled(run: ev.RunPlanned, event: ev.RunControlled) -> list[Found]:
+    """Only who submitted a run may pause or end it."""
+    said = control_statement(run.run_id, event.action, event.time_ns)
+    if event.by == run.submitter and verify_statement(event.by, PURPOSE_CONTROL, said, event.signature):
+        return []
+    return [Found("control", f"{event.action} isn't signed by {run.submitter}, who submitted the run")]
 
 
 # --- merges ------------------------------------------------------------------------------------------------------

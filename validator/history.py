@@ -34,6 +34,7 @@ from subnet.run.events import (
     Record,
     ReduceOrdered,
     Rewound,
+    RunControlled,
     RunFinished,
     RunPlanned,
     SnapshotStored,
@@ -217,6 +218,8 @@ def describe(record: Record) -> str:
             return f"snapshot after {event.step} updates, stage {event.stage}, by {event.member}"
         case RunFinished():
             return f"run finished: root {event.root}"
+        case RunControlled():
+            return f"{event.action} by the run's owner {short(event.by)}"
         case _:
             return _describe_audits(record)
 

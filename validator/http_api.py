@@ -17,7 +17,7 @@ from subnet.net.http import Call, FrameWriter, Route, answer, create_app
 from subnet.net.limits import RequestLimits
 from subnet.net.quick import QuickRoute, QuickRoutes, handler_factory
 from subnet.protocol import wire
-from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
+from subnet.protocol.api import ControlRequest, ExportInfo, RunStatus, RunSubmission, RunSummary
 from subnet.protocol.messages import (
     LIMIT_JOIN_BYTES,
     LIMIT_REPORT_BYTES,
@@ -52,6 +52,8 @@ class Backend(Protocol):
     async def export(self, run: str, step: int | None) -> ExportInfo: ...
 
     async def submit(self, hotkey: str, submission: RunSubmission) -> RunSummary: ...
+
+    async def control(self, hotkey: str, run: str, request: ControlRequest) -> RunSummary: ...
 
     async def join(self, hotkey: str, request: JoinRequest) -> JoinAnswer: ...
 
@@ -96,6 +98,7 @@ class HttpApi:
             Route("GET", "/v1/runs", self._runs, signed=False),
             Route("GET", "/v1/runs/{name}/export", self._export, signed=False),
             Route("POST", "/v1/runs", self._submit, body_limit_bytes=LIMIT_SUBMISSION_BYTES),
+            Route("POST", "/v1/runs/{name}/control", self._control, body_limit_bytes=4096),
             Route("POST", "/v1/join", self._join, body_limit_bytes=LIMIT_JOIN_BYTES),
             Route("POST", "/v1/reports", self._report, body_limit_bytes=LIMIT_REPORT_BYTES),
             Route("POST", "/v1/heartbeat", self._heartbeat, body_limit_bytes=4096),
@@ -134,6 +137,10 @@ class HttpApi:
 
     async def _submit(self, call: Call) -> web.StreamResponse:
         return answer(await self._backend.submit(call.hotkey, call.decode(RunSubmission)))
+
+    async def _control(self, call: Call) -> web.StreamResponse:
+        name = call.request.match_info["name"]
+        return answer(await self._backend.control(call.hotkey, name, call.decode(ControlRequest)))
 
     async def _join(self, call: Call) -> web.StreamResponse:
         return answer(await self._backend.join(call.hotkey, call.decode(JoinRequest)))

@@ -18,7 +18,7 @@ from subnet.chain.connect import connect_chain
 from subnet.errors import AuthFailed, Corrupt, InputError, IotaError, NotFound, Refusal
 from subnet.net.border import Listener, listen
 from subnet.policy.policy import SubnetPolicy
-from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
+from subnet.protocol.api import ControlRequest, ExportInfo, RunStatus, RunSubmission, RunSummary
 from subnet.protocol.claims import check_claims
 from subnet.protocol.messages import (
     LIMIT_GRANTS,
@@ -57,6 +57,7 @@ from validator.reach import ReachDesk
 from validator.refusals import Refusals
 from validator.retention import hold_horizon
 from validator.run_archive import put_run
+from validator.run_control import control_run
 from validator.run_export import export_info, finished_state
 from validator.run_registry import RunEntry, RunRegistry
 from validator.run_session import RunSession
@@ -153,7 +154,7 @@ class ValidatorNode:
                 await session.close()
             keep_book(entry.directory, session.book)
             await asyncio.to_thread(session.audits.clear)
-            self.registry.finish(entry)
+            self.registry.finish(entry, session.summary())
             logger.info("run {} finished: root {}", entry.name, session.coordinator.history.root)
 
     async def _archive(self, entry: RunEntry) -> None:
@@ -228,8 +229,7 @@ class ValidatorNode:
         place = self.registry.place_of(entry.name)
         if self.session is not None and self.session.entry is entry:
             return self.session.summary(place)
-        state = "finished" if entry.finished else "queued"
-        return RunSummary(entry.name, entry.stored.run_id, state, place, 0, entry.config.run.steps, None, None)
+        return entry.summary(place)
 
     async def export(self, run: str, step: int | None) -> ExportInfo:
         entry = self.registry.get(run)
@@ -250,6 +250,9 @@ class ValidatorNode:
             )
         self._sessions_changed.set()
         return self._summary(entry)
+
+    async def control(self, hotkey: str, run: str, request: ControlRequest) -> RunSummary:
+        return await control_run(self._session(run), hotkey, request)
 
     def _require_submitter(self, hotkey: str) -> None:
         if hotkey not in self._allowed:

@@ -18,7 +18,7 @@ from subnet.model.plan import ModelPlan, ModelUnits
 from subnet.numerics.layout import RunLayout
 from subnet.policy.policy import AuditRules
 from subnet.protocol import wire
-from subnet.protocol.api import RunSubmission
+from subnet.protocol.api import RunSubmission, RunSummary
 from subnet.protocol.messages import LIMIT_SUBMISSION_BYTES
 from subnet.run.config import RunConfig
 from subnet.run.events import RunPlanned
@@ -53,10 +53,19 @@ class RunEntry:
     plan: ModelPlan
     directory: Path
     finished: bool = False
+    ended: RunSummary | None = None
+    """How it stood when it finished, where that is known."""
 
     @property
     def name(self) -> str:
         return self.stored.name
+
+    def summary(self, place: int) -> RunSummary:
+        """Of a run that isn't active."""
+        if self.ended is not None:
+            return self.ended
+        state = "finished" if self.finished else "queued"
+        return RunSummary(self.name, self.stored.run_id, state, place, 0, self.config.run.steps, None, None)
 
     @property
     def journal_path(self) -> Path:
@@ -93,6 +102,7 @@ class RunRegistry:
             ) from error
         for entry in sorted(found, key=lambda entry: entry.stored.place):
             entry.finished = entry.finished_path.exists()
+            entry.ended = _ended(entry.finished_path) if entry.finished else None
             self.entries[entry.name] = entry
 
     def active(self) -> RunEntry | None:
@@ -131,9 +141,9 @@ class RunRegistry:
         self.entries[name] = entry
         return entry
 
-    def finish(self, entry: RunEntry) -> None:
-        atomic_write(entry.finished_path, b"")
-        entry.finished = True
+    def finish(self, entry: RunEntry, summary: RunSummary | None = None) -> None:
+        atomic_write(entry.finished_path, b"" if summary is None else wire.encode(summary))
+        entry.finished, entry.ended = True, summary
 
 
 def check_audits(config: RunConfig, rules: AuditRules) -> None:
@@ -178,6 +188,14 @@ def same_run(one: RunSubmission, other: RunSubmission) -> bool:
         return (s.config, s.model_config, s.unit_tensors, s.tied, s.data, s.snapshot, s.tokenizer)
 
     return what(one) == what(other)
+
+
+def _ended(path: Path) -> RunSummary | None:
+    """What the file says of the run's end; it is only shown, and versions before left it empty."""
+    try:
+        return wire.decode(path.read_bytes(), RunSummary, limit_bytes=1 << 20, what=str(path))
+    except (InputError, OSError):
+        return None
 
 
 def _load(path: Path) -> RunEntry:

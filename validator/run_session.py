@@ -14,7 +14,7 @@ from subnet.policy.policy import SubnetPolicy
 from subnet.protocol import wire
 from subnet.protocol.api import MemberView, RunStatus, RunSummary, StoreCosts
 from subnet.protocol.messages import SIGNED_CLAIMS, Report
-from subnet.run.events import Record, StageSealed, StepSealed, WindowAudited, WindowClosed
+from subnet.run.events import Record, RunControlled, StageSealed, StepSealed, WindowAudited, WindowClosed
 from subnet.run.state import RunState, works
 from validator.audit_cases import CaseShelf
 from validator.audit_watch import AuditWatch
@@ -144,7 +144,7 @@ class RunSession:
         self.audits.note(record)
         self.book.note(record)
         self.merges.note(record)
-        if isinstance(event, StageSealed | StepSealed):
+        if isinstance(event, StageSealed | StepSealed | RunControlled):
             self.progress.sealed()
         if isinstance(event, WindowAudited):
             self._tidy.set()
@@ -239,6 +239,7 @@ class RunSession:
         last = history.steps[-1].loss if history.steps else None
         stall = None if state.finished else self.progress.view()
         status = "finished" if state.finished else "waiting" if not state.members else "running"
+        status = "paused" if state.paused and not state.finished else status
         status = "stalled" if stall is not None and status == "running" else status
         return RunSummary(
             self.entry.name,
@@ -246,7 +247,7 @@ class RunSession:
             status,
             place,
             max(0, state.next_step),
-            self.entry.config.run.steps,
+            state.stops_at or self.entry.config.run.steps,
             last,
             history.root,
             "" if state.finished else self.waiting_for(),

@@ -76,7 +76,7 @@ def stall(
 
     ``log_records``: records that the log store hasn't acknowledged although one of them has to be.
     """
-    if state.run is None or state.finished is not None:
+    if state.run is None or state.finished is not None or (state.paused and state.work is None):
         return None
     limit_s = policy.limit_s(step_seconds)
     if now_s - last_seal_s < limit_s:

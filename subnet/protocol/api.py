@@ -36,6 +36,17 @@ class RunSubmission(msgspec.Struct, frozen=True):
     """First layer of each stage; None: the validator plans them from the costs."""
 
 
+class ControlRequest(msgspec.Struct, frozen=True):
+    """``POST /v1/runs/NAME/control``: its submitter's word about a run, to be journaled with its signature."""
+
+    action: str
+    """pause, resume, stop."""
+    time_ns: int
+    """The submitter's clock; later than that of the word before."""
+    signature: bytes
+    """Over :func:`subnet.run.control_event.control_statement`, purpose ``run-control/1``."""
+
+
 class WaitView(msgspec.Struct, frozen=True):
     """Who is waited for, for what, for how long."""
 
@@ -57,7 +68,7 @@ class StallView(msgspec.Struct, frozen=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """One line of ``GET /v1/runs``. ``state``: queued, waiting (no members), running, stalled, finished."""
+    """One line of ``GET /v1/runs``. ``state``: queued, waiting (no members), running, paused, stalled, finished."""
 
     name: str
     run_id: str

@@ -13,6 +13,7 @@ from subnet.run import audit_folds
 from subnet.run import events as ev
 from subnet.run.audits import all_audited, may_plan
 from subnet.run.config import RunConfig
+from subnet.run.control import apply_run_controlled
 from subnet.run.invariants import InvariantBroken, require
 from subnet.run.members import apply_gone, apply_joined, apply_updated, drop_replaced, verify_snapshots
 from subnet.run.merges import (
@@ -38,6 +39,7 @@ from subnet.run.state import (
     StepWork,
     StoredSnapshot,
     config,
+    end_step,
     evaluation_settled,
     may_open_ahead,
     new_state,
@@ -152,6 +154,8 @@ def _dispatch(state: RunState, event: ev.AnyEvent) -> None:
             apply_snapshot_stored(state, event)
         case ev.RunFinished():
             apply_run_finished(state, event)
+        case ev.RunControlled():
+            apply_run_controlled(state, event)
         case ev.PolicyChanged():
             pass  # it is about scores, and the run goes on as before
         case _:
@@ -225,8 +229,10 @@ def apply_step_planned(state: RunState, event: ev.StepPlanned) -> None:
     due = state.next_step + ahead
     require(event.step == due, f"step {event.step} is planned where {due} is due")
     run: RunConfig = config(state)
-    wanted = 0 if event.step == run.run.steps else run.pipeline.microbatches
-    require(event.step <= run.run.steps, f"step {event.step} is beyond the run")
+    last = end_step(state)
+    wanted = 0 if event.step == last else run.pipeline.microbatches
+    require(event.step <= last, f"step {event.step} is beyond the run")
+    require(not state.paused, f"step {event.step} is planned while the run is paused")
     require(may_plan(state, event.step), f"step {event.step} is planned before its audits have kept up")
     require(event.num_training == wanted, f"step {event.step} has {event.num_training} microbatches, not {wanted}")
     require((event.scalars is None) == (event.step == CALIBRATION_STEP or wanted == 0), "scalars where none belong")
@@ -305,5 +311,5 @@ def finish_run(state: RunState, event: ev.RunFinished) -> None:
     """As far as it can be told without every stage's items."""
     require(state.finished is None, "a second RunFinished")
     require(all_audited(state), "the run ends before it is audited")
-    require(event.step == state.next_step == config(state).run.steps, f"the run ends at {event.step}")
+    require(event.step == state.next_step == end_step(state), f"the run ends at {event.step}")
     state.finished, state.work = event, None

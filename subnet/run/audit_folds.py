@@ -31,7 +31,7 @@ from subnet.run.audit_parts import (
 from subnet.run.audits import first_of, last_of, num_windows, oldest_restorable, verdict, window_of
 from subnet.run.invariants import require
 from subnet.run.members import drop_replaced
-from subnet.run.state import REDUCING, REVEALED, RunState, config, group_of, num_stages
+from subnet.run.state import REDUCING, REVEALED, RunState, config, end_step, group_of, num_stages
 from subnet.words import CALIBRATION_STEP, Member
 
 MAX_CLOSED_CASES = 1000
@@ -128,8 +128,9 @@ def apply_window_closed(state: RunState, event: WindowClosed) -> None:
     run, audits = config(state), state.audits
     require(run.audit.on, "a window in a run without audits")
     require(event.window == audits.next_window, f"window {event.window} is closed where {audits.next_window} is due")
-    require(event.window < num_windows(run), f"window {event.window} is beyond the run")
-    first, last = max(first_of(run, event.window), audits.audited_to), last_of(run, event.window)
+    end = end_step(state)
+    require(event.window < num_windows(run, end), f"window {event.window} is beyond the run")
+    first, last = max(first_of(run, event.window), audits.audited_to), last_of(run, event.window, end)
     steps = (event.first_step, event.last_step)
     require(steps == (first, last), f"window {event.window} has steps {steps}, not {(first, last)}")
     require(state.next_step > last, f"window {event.window} is closed before its last step is sealed")

@@ -28,6 +28,7 @@ from subnet.run.state import (
     RunState,
     StepWork,
     config,
+    end_step,
     holders,
     num_stages,
     oldest_needed,
@@ -52,8 +53,9 @@ def window_of(config: RunConfig, step: int) -> int:
     return max(step, 0) // config.audit.window_steps
 
 
-def num_windows(config: RunConfig) -> int:
-    return window_of(config, config.run.steps - 1) + 1
+def num_windows(config: RunConfig, end: int | None = None) -> int:
+    """``end``: updates of a run that ends early (:func:`subnet.run.state.end_step`)."""
+    return window_of(config, (config.run.steps if end is None else end) - 1) + 1
 
 
 def first_of(config: RunConfig, window: int) -> int:
@@ -61,8 +63,8 @@ def first_of(config: RunConfig, window: int) -> int:
     return CALIBRATION_STEP if window <= 0 else window * config.audit.window_steps
 
 
-def last_of(config: RunConfig, window: int) -> int:
-    return min((window + 1) * config.audit.window_steps, config.run.steps) - 1
+def last_of(config: RunConfig, window: int, end: int | None = None) -> int:
+    return min((window + 1) * config.audit.window_steps, config.run.steps if end is None else end) - 1
 
 
 def windows_behind(state: RunState, step: int) -> int:
@@ -74,7 +76,7 @@ def windows_behind(state: RunState, step: int) -> int:
 def may_plan(state: RunState, step: int) -> bool:
     """Whether the audits have kept up enough for ``step`` to begin; only evaluating needs none."""
     run = config(state)
-    if not run.audit.on or step >= run.run.steps:
+    if not run.audit.on or step >= end_step(state):
         return True
     return windows_behind(state, step) <= run.audit.open_windows
 
@@ -84,7 +86,7 @@ def all_audited(state: RunState) -> bool:
     run = config(state)
     if not run.audit.on:
         return True
-    return state.audits.audited_to >= run.run.steps and not state.audits.quarantined
+    return state.audits.audited_to >= end_step(state) and not state.audits.quarantined
 
 
 # --- who is audited ----------------------------------------------------------------------------------------------

@@ -320,12 +320,12 @@ class RunConfig(_Section, frozen=True):
         """Hold-out microbatches of one evaluation."""
         return -(-self.evaluation.rows // self.pipeline.microbatch_rows)
 
-    def evaluates_at(self, step: int) -> bool:
-        """Whether the state before update ``step`` (``steps``: the final state) is evaluated."""
+    def evaluates_at(self, step: int, end: int | None = None) -> bool:
+        """Whether the state before update ``step`` is evaluated; ``end``: updates until the final state, if fewer."""
         if not self.evaluation.rows or step < 0:
             return False
         every = self.evaluation.every_steps
-        return step in (0, self.run.steps) or (every > 0 and step % every == 0)
+        return step in (0, self.run.steps if end is None else end) or (every > 0 and step % every == 0)
 
     def version_of(self, step: int) -> int:
         """The state that the gradients of ``step`` are of, as the number of updates it has had.

@@ -29,6 +29,7 @@ from subnet.run.audit_events import (
     WitnessSaid,
 )
 from subnet.run.config import RunConfig
+from subnet.run.control_event import RunControlled
 from subnet.run.event_base import Event
 from subnet.run.merge_events import (
     Checked,
@@ -316,6 +317,7 @@ AnyEvent = (
     | SnapshotStored
     | RunFinished
     | AuditEvent
+    | RunControlled
     | PolicyChanged
 )
 

@@ -135,6 +135,10 @@ class RunState(msgspec.Struct):
     snapshots: dict[int, list[StoredSnapshot]] = {}
     """By stage, oldest first; those older than the newest verified one are dropped, unless audits or a rewind need them."""
     audits: AuditState = msgspec.field(default_factory=AuditState)
+    paused: bool = False
+    stops_at: int | None = None
+    controlled_ns: int = 0
+    """What its owner said last (:mod:`subnet.run.control`): no step begins; it ends after so many updates; when."""
 
 
 def new_state() -> RunState:
@@ -184,10 +188,15 @@ def update_delay(state: RunState) -> int:
     return config(state).pipeline.update_delay
 
 
+def end_step(state: RunState) -> int:
+    """After how many updates the run ends: as its file says, or where its owner stopped it."""
+    return config(state).run.steps if state.stops_at is None else state.stops_at
+
+
 def snapshot_due(state: RunState) -> bool:
     """Whether the state at ``next_step`` is to be stored before the run goes on."""
     version = state.next_step
-    every, last = config(state).snapshot.every_steps, config(state).run.steps
+    every, last = config(state).snapshot.every_steps, end_step(state)
     return version > 0 and (version % every == 0 or version == last)
 
 
@@ -250,7 +259,7 @@ def may_open_ahead(state: RunState) -> bool:
     work = state.work
     if work is None or state.ahead is not None or not update_delay(state):
         return False
-    return 0 <= work.step < config(state).run.steps - 1
+    return 0 <= work.step < end_step(state) - 1
 
 
 def item(state: RunState, step: int, microbatch: int, stage: int) -> Item | None:
