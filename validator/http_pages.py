@@ -158,7 +158,7 @@ class PageApi:
         try:
             await response.prepare(call.request)
             while viewer.ended is None or not viewer.queue.empty():
-                message = await self.feed.next(viewer)
+                message = await self.feed.next(viewer, lambda: is_gone(call))
                 async with asyncio.timeout(TIMEOUTS.stream_idle_s):
                     await response.write(message)
         except (ConnectionError, TimeoutError):
@@ -166,6 +166,11 @@ class PageApi:
         finally:
             self.feed.close_viewer(viewer)
         return response
+
+
+def is_gone(call: Call) -> bool:
+    transport = call.request.transport
+    return transport is None or transport.is_closing()
 
 
 def require_same_origin(call: Call) -> None:

@@ -9,6 +9,7 @@ Events: ``overview`` (all of it, first), ``update`` (what changed), ``bye`` (a r
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,6 +26,8 @@ QUEUE_MESSAGES = 16
 EVERY_S = 1.0
 MEMBERS_PER_S = 500
 """So many members more make an update come a second later: it costs their number."""
+LOOK_S = 0.5
+"""How often a stream with nothing to say looks whether its viewer is still connected."""
 MAX_NEW = 50
 """Steps or marks in one update; who missed more reads the history anew."""
 HEARTBEAT = b": beat\n\n"
@@ -137,13 +140,20 @@ class PageFeed:
             self._ticker.cancel()
             await asyncio.wait([self._ticker])
 
-    async def next(self, viewer: Viewer) -> bytes:
-        """What is to be sent next: a message, or a heartbeat when there is none for a while."""
-        try:
-            async with asyncio.timeout(TIMEOUTS.stream_keepalive_s):
-                return await viewer.queue.get()
-        except TimeoutError:
-            return HEARTBEAT
+    async def next(self, viewer: Viewer, is_gone: Callable[[], bool]) -> bytes:
+        """What is to be sent next: a message, or a heartbeat when there is none for a while.
+
+        Raises ConnectionResetError once ``is_gone``: its place is free for the next one soon.
+        """
+        for _ in range(max(1, round(TIMEOUTS.stream_keepalive_s / LOOK_S))):
+            if is_gone():
+                raise ConnectionResetError("the viewer is gone")
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    return await viewer.queue.get()
+            except TimeoutError:
+                continue
+        return HEARTBEAT
 
     # --- all viewers -----------------------------------------------------------------------------------------
 

@@ -278,7 +278,7 @@ def facts_of(entry: RunEntry) -> RunFacts:
     config, plan = entry.config, entry.plan
     pipeline, audit = config.pipeline, config.audit
     layers = [plan.layers_of(stage) for stage in range(plan.num_stages)]
-    audits = f"{audit.rate:.1%} of sealed sums; before the seal: {audit.before_seal}" if audit.on else "off"
+    audits = f"{100 * audit.rate:.3g} % of sealed sums; before the seal: {audit.before_seal}" if audit.on else "off"
     return RunFacts(
         stages=tuple((found.start, found.stop - 1) for found in layers),
         num_parameters=plan.units.num_parameters,
