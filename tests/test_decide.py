@@ -112,6 +112,9 @@ def test_every_refusal_of_a_join_has_its_own_code() -> None:
     request = msg.JoinRequest(1, "other", "b", "h", 1, ("golden",), Cursor(1, 0))
     answer = admit_join(desk.state, request, "hot9", "cold9", 0.0, desk.watch, POLICY)
     assert refusal(answer).code == "run_mismatch"
+    desk.state.finished = "root"
+    over = refusal(desk.join("hot9"))
+    assert (over.code, over.retry_after) == ("run_finished", None)
 
 
 def test_two_coldkeys_make_the_hardware_class() -> None:

@@ -152,6 +152,17 @@ async def test_a_replay_is_refused(server: Server) -> None:
     assert (found, refusal["code"]) == (401, "replayed_request")
 
 
+async def test_what_the_server_itself_refuses_has_a_code_too(server: Server) -> None:
+    status, refusal = await raw(server, "POST", "/echo", b"x", {"Expect": "the impossible"})
+    assert (status, refusal["code"], refusal["hint"]) == (417, "bad_request", "100-continue, or none")
+    async with aiohttp.ClientSession() as session:
+        data = wire.encode(Ask("hi"))
+        async with session.post(
+            server.listener.url + "/echo?a=1", data=data, headers=signed(server), expect100=True
+        ) as ok:
+            assert ok.status == 200
+
+
 async def test_unknown_routes_and_methods(server: Server) -> None:
     assert (await raw(server, "GET", "/nowhere"))[1]["code"] == "no_such_route"
     status, refusal = await raw(server, "DELETE", "/echo")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from model_cases import plain_microbatch, plain_model, tiny_plan, tokens_of
 
-from subnet.engine.stage_executor import ItemFailed, PartialKey, StageExecutor
+from subnet.engine.stage_executor import ItemFailed, PartialBroken, PartialKey, StageExecutor
 from subnet.engine.stage_state import StageState
 from subnet.errors import InputError
 from subnet.model.checkpoints import initial_weights
@@ -229,6 +229,21 @@ def test_a_gradient_that_is_not_finite_leaves_the_partial_as_it_was() -> None:
         run_item(plan, [executor], 1, tokens_of(1))
         assert executor.partials[CALIBRATION].microbatches == {0, 1}
     assert len(hashes) == 1
+
+
+def test_an_addition_that_breaks_off_costs_the_partial() -> None:
+    """What is half added can't be told from what isn't: it is gone, and must be reported void."""
+    plan = tiny_plan()
+    (executor,) = executors(plan)
+    run_item(plan, [executor], 0, tokens_of(0))
+    sums = executor.partials[CALIBRATION].sums
+    part = sums[max(sums)]
+    part.maxima = part.maxima.to(torch.complex64)  # the last section fails once the others have been added to
+    with pytest.raises(PartialBroken, match="interrupted"):
+        run_item(plan, [executor], 1, tokens_of(1))
+    assert CALIBRATION not in executor.partials
+    run_item(plan, [executor], 0, tokens_of(0))
+    assert executor.partials[CALIBRATION].microbatches == {0}
 
 
 def test_an_exception_of_the_computation_is_a_failure_of_the_item() -> None:

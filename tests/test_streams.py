@@ -135,6 +135,7 @@ async def test_a_tensor_of_wide_numbers_travels_as_bytes(start: Start) -> None:
 
 @pytest.mark.parametrize("round_", range(5))
 async def test_one_connection_when_all_open_at_once(start: Start, round_: int) -> None:
+    """Whose connection crosses the other's is refused with ``crossing``, and nobody notices."""
     nodes = [await start(key) for key in KEYS]
     async with asyncio.TaskGroup() as group:
         for a in nodes:

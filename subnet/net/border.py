@@ -95,6 +95,17 @@ async def refusing(
         return refusal_response(request, Refusal("internal", "an internal error; the operator's log says more"), 500)
 
 
+async def expecting(request: web.Request) -> web.StreamResponse | None:
+    """The ``expect_handler`` of our routes: aiohttp's own answers in plain text, before any middleware."""
+    expected = request.headers.get("Expect", "")
+    if expected.lower() != "100-continue":
+        refusal = Refusal("bad_request", f"Expect: {expected[:80]!r} isn't understood", hint="100-continue, or none")
+        return refusal_response(request, refusal, 417)
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the head is not part of the answer
+    return None
+
+
 def _http_refusal(request: web.Request, error: web.HTTPException) -> tuple[Refusal, int]:
     if error.status == 404:
         mine: IotaError = NoSuchRoute(f"nothing at {request.path}", hint="check the URL and the version")

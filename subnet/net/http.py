@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from aiohttp import HttpVersion11, web
 
 from subnet.errors import InputError, Unreachable
-from subnet.net.border import TIME_HEADER, answer, listen, read_body, refusing
+from subnet.net.border import TIME_HEADER, answer, expecting, listen, read_body, refusing
 from subnet.net.limits import RequestLimits
 from subnet.protocol import wire
 from subnet.protocol.signing import RequestVerifier
@@ -75,7 +75,8 @@ def create_app(
 
     app = web.Application(middlewares=[tell_time, refusing], client_max_size=0)
     for route in routes:
-        app.router.add_route(route.method, route.path, _bind(route, verifier, limits))
+        handler = _bind(route, verifier, limits)
+        app.router.add_route(route.method, route.path, handler, expect_handler=expecting)
     return app
 
 

@@ -25,7 +25,7 @@ from loguru import logger
 
 from subnet.allocator import bound_heap
 from subnet.errors import DeadlinePassed, InputError, IotaError, OutOfSpace, TooLarge
-from subnet.net.border import Listener, answer, listen, read_body, refusing
+from subnet.net.border import Listener, answer, expecting, listen, read_body, refusing
 from subnet.protocol import wire
 from subnet.protocol.wire import Buffer
 from subnet.service import Service
@@ -66,7 +66,7 @@ class StoreServer:
         )
         for method, path, handler in routes:
             # HEAD isn't GET to a signature, so it has no route either
-            app.router.add_route(method, path, self._checked(handler))
+            app.router.add_route(method, path, self._checked(handler), expect_handler=expecting)
         return app
 
     def _checked(self, handler: _Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
