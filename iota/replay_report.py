@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from subnet.audit.case import Case, Distance, Findings, OtherClass
+from subnet.audit.case import Case, Distance, Findings, OtherClass, false_roots
 from subnet.audit.check import untrusted_state
 from subnet.audit.signed import SignedWords
 from subnet.errors import IotaError
+from subnet.words import short
 
 RIGHT, WRONG, UNUSABLE, NOTHING = "right", "wrong", "unusable", "nothing"
 EXIT_CODES = {RIGHT: 0, WRONG: 1, UNUSABLE: 2, NOTHING: 3}
@@ -76,6 +77,12 @@ class ReplayReport(msgspec.Struct, frozen=True, omit_defaults=True):
 def what_of(case: Case) -> str:
     """What a case is about, in a line."""
     items = sum(len(partial.items) for partial in case.partials)
+    if case.roots:
+        names = ", ".join(str(member) for member, _ in case.roots)
+        run = f"{case.planned.config.run.name} ({case.planned.run_id})"
+        return (
+            f"run {run}, the state of stage {case.stage} after {case.step + 1} updates: the root that {names} reported"
+        )
     parts = [f"{len(case.partials)} of the stage's sums over {items} microbatches"]
     if case.merge is not None and case.merge.whole:
         parts.append(f"{len(case.merge.merged)} merged partitions")
@@ -137,6 +144,12 @@ def _wrong_lines(case: Case, findings: Findings) -> list[str]:
     lines = [f"{partial.member}: {why}" for partial in findings.partials for why in partial.wrong]
     if findings.merge is not None:
         lines += [f"merged partition {index}: {why}" for index, why in findings.merge.wrong]
+    false = set(false_roots(case, findings))
+    lines += [
+        f"{member}: reported the root {short(root)}, snapshot and log lead to {short(findings.root)}"
+        for member, root in case.roots
+        if member in false
+    ]
     return lines + [f"stage {case.stage}: {why}" for _, why in findings.wrong_roots]
 
 

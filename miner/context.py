@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from miner.blobs import Blobs
 from miner.boundaries import BoundaryCache
 from miner.compute import ComputeThread
 from miner.directives import Directives
-from miner.local_view import LocalView
+from miner.local_view import BoundaryKey, LocalView
 from miner.owes import Compute
 from miner.peer_blobs import NodeView, PeerBlobs
 from miner.settings import MinerSettings
@@ -23,10 +24,14 @@ from subnet.engine.stage_state import StageState
 from subnet.model.plan import ModelPlan
 from subnet.net.base import PeerAddress
 from subnet.protocol.signing import Signer
+from subnet.protocol.wire import Buffer
 from subnet.run.events import RunPlanned
 from subnet.run.state import RunState
 from subnet.store.disk import BlobCache
 from subnet.words import Member
+
+MAX_UNUSABLE = 4
+"""Boundaries that can't be computed with are kept until they are shown; of more, others have been shown."""
 
 
 class StageWork:
@@ -81,6 +86,8 @@ class RunContext:
     """Run something beside the pump; its failure is logged."""
     slices: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
     """Canonical bytes of slices, mine and others', by hash; of the open step only."""
+    unusable: OrderedDict[str, memoryview] = field(default_factory=OrderedDict[str, memoryview])
+    """Boundaries that can't be computed with, by hash; only the last few."""
     merged: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
     """Canonical bytes of merged partitions, by hash; of the open step only."""
     peer_blobs: PeerBlobs = field(init=False)
@@ -128,6 +135,13 @@ class RunContext:
     def address(self, member: Member) -> PeerAddress | None:
         info = self.run_state.members.get(member)
         return PeerAddress(member.hotkey, info.host, info.port) if info else None
+
+    def keep_unusable(self, key: BoundaryKey, hash_: str, data: Buffer) -> None:
+        """A boundary that can't be computed with: kept, so that it can be shown if it is what was receipted."""
+        self.unusable[hash_] = memoryview(data)
+        self.local.unusable[key] = hash_
+        while len(self.unusable) > MAX_UNUSABLE:
+            self.unusable.popitem(last=False)
 
     def new_incarnation(self) -> None:
         """Accumulators and graphs never survive an incarnation, nor does what it got from others."""

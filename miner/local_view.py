@@ -100,6 +100,10 @@ class LocalView:
     """By case: why I can't run its bundle."""
     unavailable: set[BoundaryKey] = field(default_factory=set[BoundaryKey])
     """Boundaries that couldn't be had for long enough to say so; the node removes a key to have it fetched again."""
+    unusable: dict[BoundaryKey, str] = field(default_factory=dict[BoundaryKey, str])
+    """Hash of what came as this boundary, and was no numbers; where it is what is receipted, its maker has to answer for it."""
+    denounced: set[str] = field(default_factory=set[str])
+    """Of these by hash: what I have put into the store."""
     in_store: dict[BoundaryKey, int] = field(default_factory=dict[BoundaryKey, int])
     """My boundaries that I have put into the store: for which replay lease last, 0 for none."""
     pushed: set[tuple[BoundaryKey, Member]] = field(default_factory=set[tuple[BoundaryKey, Member]])
@@ -212,6 +216,7 @@ class LocalView:
             for key in [key for key in held if key.step >= step]:
                 del held[key]
         self.unavailable.clear()
+        self.unusable.clear()
         self.losses.clear()
         self.evaluated.clear()
         self.snapshots.clear()
@@ -229,6 +234,7 @@ class LocalView:
             for key in [key for key in held if key.step <= step]:
                 del held[key]
         self.unavailable = {key for key in self.unavailable if key.step > step}
+        self.unusable = {key: hash_ for key, hash_ in self.unusable.items() if key.step > step}
         self.pushed = {entry for entry in self.pushed if entry[0].step > step}
         self.losses = {key: bits for key, bits in self.losses.items() if key[0] > step}
         self.evaluated = {key for key in self.evaluated if key[0] > step}

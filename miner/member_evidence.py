@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from miner.batches import Batches
 from miner.context import RunContext
-from miner.owes import StoreEvidence
+from miner.owes import StoreEvidence, StoreUnusable
 from miner.store_links import EVIDENCE
 from subnet.errors import NotFound
 from subnet.protocol.wire import Buffer
@@ -40,6 +40,17 @@ class EvidenceWork:
                 return
         await self._puts.ask(owe, (0 if owe.before_seal else 1, owe.audit))
         context.local.opened.add((owe.audit, owe.hash))
+        context.wake()
+
+    async def denounce(self, owe: StoreUnusable) -> None:
+        """What can't be computed with, so that the validator sees it."""
+        context = self._context
+        data = context.unusable.get(owe.hash)
+        if data is None:
+            context.local.unusable.pop(owe.key, None)
+            raise NotFound(f"boundary {owe.key} is no longer held")
+        await context.blobs.put_many([(owe.hash, data)], EVIDENCE, Deadline.after(TIMEOUTS.store_request_s))
+        context.local.denounced.add(owe.hash)
         context.wake()
 
     async def _put_all(self, owes: Sequence[StoreEvidence]) -> Sequence[Exception | None]:

@@ -20,7 +20,8 @@ from miner.local_view import BoundaryKey, MadeFrom
 from miner.owed import may_add
 from miner.owes import Compute, Drop
 from subnet.engine.stage_executor import ItemFailed, PartialBroken
-from subnet.errors import NotFound
+from subnet.errors import InputError, NotFound
+from subnet.model.boundary_check import is_unusable
 from subnet.timing import TIMEOUTS, Deadline
 from subnet.words import ItemKey
 
@@ -137,6 +138,10 @@ class ItemWork:
             logger.exception("an addition was interrupted: taking a new incarnation")
             context.new_incarnation()
             return
+        except InputError:
+            if not await self._denounce({entry: x, gradient: grad}):
+                raise
+            return
         finally:
             self._additions.pop(owe, None)
         if owe.backward:
@@ -144,6 +149,22 @@ class ItemWork:
         elif owe.generation is not None and not owe.evaluation and not last:
             self.flight.forwarded(item, loop.time(), done.compute_s)
         self._note(owe, done, used, member == context.member)
+
+    async def _denounce(self, inputs: dict[BoundaryKey, memoryview | None]) -> bool:
+        """Whether one of them is no numbers; then it goes, and is shown if it is what its maker has receipted."""
+        context, found = self._context, False
+        for key, data in inputs.items():
+            hash_ = context.local.boundaries.get(key)
+            if data is None or hash_ is None or not context.plan.config.audit.on:
+                continue
+            if await asyncio.to_thread(is_unusable, context.plan, hash_, data):
+                context.keep_unusable(key, hash_, data)
+                context.local.boundaries.pop(key, None)
+                context.cache.drop(key)
+                found = True
+        if found:
+            context.wake()
+        return found
 
     def _note(self, owe: Compute, done: _Done, used: MadeFrom, same_member: bool) -> None:
         local = self._context.local

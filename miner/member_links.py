@@ -21,7 +21,7 @@ from miner.member_slices import Slices
 from miner.owed import accepts_boundary
 from miner.owed_boundaries import is_of_lease
 from miner.owes import Fetch, Push
-from miner.tickets import Ticket, UnsignedBoundary, check_raw_finite, check_sender, check_ticket
+from miner.tickets import NotFinite, Ticket, UnsignedBoundary, check_raw_finite, check_sender, check_ticket
 from subnet.errors import HashMismatch, InputError, NotFound
 from subnet.model.memory import boundary_bytes, boundary_parts
 from subnet.net.base import Body, PeerAddress, Priority, Transport, send_deadline
@@ -112,7 +112,13 @@ class Links:
         if found != frame.hash:
             raise HashMismatch("a boundary's bytes are not those of its hash")
         if self._is_raw and frame.microbatch < self._num_training:
-            check_raw_finite(data)
+            try:
+                check_raw_finite(data)
+            except NotFinite:
+                if self._signs:
+                    self._context.keep_unusable(key, frame.hash, data)
+                    self._context.wake()
+                raise
         member = self._context.member
         if self._is_past(key):
             return  # while it was unpacked

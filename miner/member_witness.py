@@ -88,9 +88,10 @@ class WitnessWork:
             await process.close()
         if any(version <= case.state.version for version, _ in findings.wrong_roots):
             raise InputError("the snapshot that the state is made from isn't the agreed one here")
+        member = case.roots[0][0] if case.roots else case.partials[0].member
         logger.info(
             "case {}: step {} stage {} of {} done again in {:.1f} s (state {:.1f} s): {}",
-            *(owe.case, case.step, case.stage, case.partials[0].member, findings.compute_s, findings.state_s),
+            *(owe.case, case.step, case.stage, member, findings.compute_s, findings.state_s),
             short(findings.digest),
         )
         return findings.digest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from miner.local_view import BoundaryKey, LocalView
 from miner.owed_mismatch import is_sound
-from miner.owes import Fetch, FetchStored, Owe, Push, Report, StoreBoundary
+from miner.owes import Fetch, FetchStored, Owe, Push, Report, StoreBoundary, StoreUnusable
 from miner.ways import all_by_store, by_store, puts_into_store, receipted_hash, uses_store
 from subnet.protocol import messages as msg
 from subnet.run import state as st
@@ -19,8 +19,14 @@ from subnet.words import Member
 def owed_wanted(
     state: RunState, work: StepWork, me: Member, key: BoundaryKey, local: LocalView, owes: list[Owe]
 ) -> None:
-    """Gets a boundary that my stage needs; where that failed for long enough, says that it is missing."""
+    """Gets a boundary that my stage needs; where that failed for long enough, says that it is missing, and where what is
+    receipted is no numbers shows it."""
     stage = state.members[me].stage
+    value = receipted_hash(work, key)
+    if value and local.unusable.get(key) == value:  # nothing else is to be had under this receipt
+        claim = msg.UnusableClaim(key.step, key.microbatch, stage, key.backward, value)
+        owes.append(Report(claim) if value in local.denounced else StoreUnusable(key, value))
+        return
     if key in local.unavailable:
         owes.append(Report(msg.MissingClaim(key.step, key.microbatch, stage, key.backward)))
     makers = sources_of(work, key)
@@ -29,7 +35,6 @@ def owed_wanted(
     if straight or not uses_store(state):
         owes.append(Fetch(key, tuple(straight or makers)))
         return
-    value = receipted_hash(work, key)
     if value:
         owes.append(FetchStored(key, value))
     elif not present and not all_by_store(state):

@@ -77,6 +77,14 @@ class StoreEvidence(msgspec.Struct, frozen=True):
     before_seal: bool
 
 
+class StoreUnusable(msgspec.Struct, frozen=True):
+    """Put the bytes of a boundary that can't be computed with into the store, where the validator looks at them; then its hash
+    into ``LocalView.denounced``."""
+
+    key: BoundaryKey
+    hash: str
+
+
 class Drop(msgspec.Struct, frozen=True):
     """``key`` isn't what its maker has receipted: forget it, and what ``stage`` made of it
     (:meth:`LocalView.drop_item`), graphs included."""
@@ -220,6 +228,7 @@ Owe = (
     | FetchStored
     | StoreBoundary
     | StoreEvidence
+    | StoreUnusable
     | Drop
     | RunWitness
     | Push
@@ -241,6 +250,7 @@ _RANK: dict[type, int] = {
     Refuse: 0,
     Drop: 0,
     Report: 1,
+    StoreUnusable: 1,
     Restore: 2,
     ApplySeal: 3,
     Check: 4,

@@ -48,6 +48,7 @@ from miner.owes import (
     StoreBoundary,
     StoreEvidence,
     StoreSlice,
+    StoreUnusable,
 )
 from miner.reporter import Reporter
 from miner.store_links import StoreLinks
@@ -291,6 +292,8 @@ class RunMember:
                 return self._store_links.store_boundary(owe)
             case StoreEvidence():
                 return self._evidence.store(owe)
+            case StoreUnusable():
+                return self._evidence.denounce(owe)
             case RunWitness():
                 return self._witness.run(owe)
             case Commit():

@@ -49,6 +49,12 @@ class ForeignSender(InputError):
     code = "foreign_sender"
 
 
+class OtherBytes(IotaError):
+    """Made again, it isn't what was receipted: whoever receipted it may have lied, and not who made it again."""
+
+    code = "other_bytes"
+
+
 class NotFinite(InputError):
     """A boundary with an infinite element or one that is no number: its maker should have said that the item fails."""
 
@@ -101,6 +107,8 @@ def check_ticket(state: RunState, me: Member | None, frame: BoundaryFrame) -> Ti
         raise NotLeased(f"{frame.sender} doesn't have the lease of {key.microbatch} at stage {key.stage}")
     receipted = made.backward_hash if frame.backward else made.forward_hash
     if receipted not in ("", frame.hash):
+        if frame.sender != made.member:
+            raise OtherBytes("a boundary that was made again, with another hash than its receipt has")
         raise InputError("a boundary with another hash than its receipt has")
     return Ticket.DUE
 

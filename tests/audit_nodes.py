@@ -14,9 +14,10 @@ from schedule_miner import Miner
 from schedule_nodes import Coordinator
 
 from miner.local_view import BoundaryKey
-from miner.owes import Commit, Compute, Fingerprint, MakeSnapshot, Reduce, RunWitness, StoreEvidence
+from miner.owes import Commit, Compute, Fingerprint, MakeSnapshot, Reduce, RunWitness, StoreEvidence, StoreUnusable
 from miner.ways import receipted_hash
 from subnet.audit import build
+from subnet.audit.case import root_digest
 from subnet.errors import NotFound
 from subnet.protocol import messages as msg
 from subnet.run import apply as folding
@@ -24,7 +25,7 @@ from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.words import CALIBRATION_STEP, Member
 from validator import decide as deciding
-from validator.decision import FinishRun, RunAppeal, RunAudit
+from validator.decision import FinishRun, JudgeBoundary, RootResult, RunAppeal, RunAudit, RunRoots
 from validator.policy import AuditPolicy
 
 if TYPE_CHECKING:
@@ -47,10 +48,15 @@ AUDIT_LIES = [
     "fp",
     "fickle",
     "forgets",
+    "nan",
+    "alarm",
+    "deaf",
+    "root",
 ]
 """Wrong sums, outputs and losses with consistent fingerprints; an owner that covers its lie with its own fingerprint; a
 state that isn't updated; evidence refused; something else sent than receipted; a receipt of what was never made; false
-claims of that; false witness; two that a trace finds; another output each time; evidence that is said to be lost."""
+claims of that; false witness; two that a trace finds; another output each time; evidence that is said to be lost; outputs
+that are no numbers; boundaries called unusable, or missing, that aren't; another state root than its state has."""
 
 AUDIT_POLICY = AuditPolicy(
     evidence_s=3,
@@ -108,6 +114,11 @@ class AuditCoordinator(Coordinator):
             self._begin(what)
         elif isinstance(what, RunAppeal):
             self.watch.done(what)
+        elif isinstance(what, RunRoots):
+            self._look_at_roots(what)
+        elif isinstance(what, JudgeBoundary):
+            self.watch.audits.judged[what.hash] = self.sim.store.get(what.hash) is audit_toy.NO_NUMBERS
+            self.watch.done(what)
         elif isinstance(what, FinishRun) and what.step != self.state.next_step:
             self.watch.failed(what)
         else:
@@ -124,6 +135,18 @@ class AuditCoordinator(Coordinator):
             self.postponed.append(action)
         else:
             self.auditing.append((action, case, self.now))
+
+    def _look_at_roots(self, action: RunRoots) -> None:
+        if not self.sim.answers(self):
+            self.postponed.append(action)
+            return
+        case = build.root_case(self.state, self.watch.audits.ledger, action.stage)
+        try:
+            root, accused = audit_toy.roots_of(case, self.sim.store)
+        except audit_toy.Distrusted:
+            root, accused = "", ()
+        self.watch.audits.roots[action.version, action.stage] = RootResult(action.version, action.stage, root, accused)
+        self.watch.done(action)
 
     def _redo(self, action: RunAudit, case: Any, since: float) -> None:
         sim, known = self.sim, self.watch.audits
@@ -161,6 +184,21 @@ class AuditMiner(Miner):
 
     sim: AuditSim
 
+    def __init__(self, sim: AuditSim, hotkey: str) -> None:
+        super().__init__(sim, hotkey)
+        self.no_numbers: set[BoundaryKey] = set()
+
+    def receive(self, source: Any, kind: str, *args: Any) -> None:
+        """As the real one: what is no numbers isn't taken, and kept to be shown."""
+        if kind == "boundary" and audit_toy.is_no_numbers(args[1]):
+            frame = args[0]
+            key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward)
+            if self.me is not None and key not in self.local.boundaries:
+                self.no_numbers.add(key)
+                self.local.unusable[key] = frame.hash
+            return
+        super().receive(source, kind, *args)
+
     def lies(self, step: int, *kinds: str) -> bool:
         return self.lie in kinds and self.sim.lies_at(self.hotkey, step)
 
@@ -174,6 +212,10 @@ class AuditMiner(Miner):
                 self.local.witnessed[owe.case] = self._witness(owe.bundle)
             case MakeSnapshot() if self.lie == "stale":
                 return
+            case StoreUnusable():
+                if self.writes and owe.key in self.no_numbers:
+                    self.sim.store[owe.hash] = audit_toy.NO_NUMBERS
+                    self.local.denounced.add(owe.hash)
             case _:
                 super().do(me, owe)
 
@@ -182,7 +224,8 @@ class AuditMiner(Miner):
         case = self.sim.store[bundle]
         if self.lie is None or not (self.lie == "witness" or self.sim.ring):
             return audit_toy.redo(case, self.sim.store).digest
-        claimed = build.claimed_digest(case, case.partials[0].member) or ""
+        claimed = root_digest(case.roots[0][1]) if case.roots else ""
+        claimed = claimed or build.claimed_digest(case, case.partials[0].member) or ""
         kind = toy.h("kind", bundle, self.hotkey) % 4
         return toy.name(("garbage", bundle)) if kind == 0 else "" if kind == 1 else claimed
 
@@ -194,9 +237,28 @@ class AuditMiner(Miner):
                 if 0 <= stage < st.num_stages(self.state):
                     said = msg.MismatchClaim(claim.step, claim.microbatch, claim.stage, backward, toy.name("other"))
                     super().report(me, said)
+        if isinstance(claim, msg.BackwardReceipt) and self.lies(claim.step, "alarm", "deaf"):
+            self._accuse_neighbours(me, claim)
+            if self.lie == "deaf" and st.num_stages(self.state) > 1:
+                return  # what it says that it lacks it can't have computed with
+        if isinstance(claim, msg.UpdatedClaim) and claim.root and self.lies(claim.step, "root"):
+            claim = msgspec.structs.replace(claim, root=toy.name(("root", self.hotkey, claim.step)))
         if isinstance(claim, msg.BackwardReceipt) and claim.loss_bits is not None and self.lies(claim.step, "loss"):
             claim = msgspec.structs.replace(claim, loss_bits=claim.loss_bits ^ 1)
         super().report(me, claim)
+
+    def _accuse_neighbours(self, me: Member, claim: msg.BackwardReceipt) -> None:
+        """Falsely: it has their boundaries."""
+        for stage, backward in ((claim.stage - 1, False), (claim.stage + 1, True)):
+            work = st.work_at(self.state, claim.step)
+            key = BoundaryKey(claim.step, claim.microbatch, stage, backward)
+            if work is None or not 0 <= stage < st.num_stages(self.state):
+                continue
+            if self.lie == "deaf":
+                super().report(me, msg.MissingClaim(claim.step, claim.microbatch, claim.stage, backward))
+            elif (said := receipted_hash(work, key)) and self.writes and said == self.local.boundaries.get(key):
+                self.sim.put(self.values[key])
+                super().report(me, msg.UnusableClaim(claim.step, claim.microbatch, claim.stage, backward, said))
 
     def compute(self, me: Member, owe: Compute, w: int) -> None:
         super().compute(me, owe, w)
@@ -204,6 +266,9 @@ class AuditMiner(Miner):
         if self.lies(owe.step, "false") and key in self.values and owe.generation is not None:
             self.local.boundaries[key] = self.local.kept[key] = toy.name(("nothing", key))
         training = owe.microbatch < st.num_microbatches(self.state)
+        if training and self.lies(owe.step, "nan") and key in self.values and key in self.local.made_from:
+            self.values[key] = value = audit_toy.no_numbers(key)
+            self.local.boundaries[key] = self.local.kept[key] = toy.name(value)
         lie = "bwd" if owe.backward else "fwd"
         if training and self.lies(owe.step, lie, "fickle") and key in self.values and key in self.local.made_from:
             turn = owe.generation if self.lie == "fickle" else 0

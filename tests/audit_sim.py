@@ -119,7 +119,11 @@ class AuditSim(Sim):
         if isinstance(event, ev.StageSealed) and len(self.run_planned.groups[event.group].stages) == 1:
             self.num_events += 1
             return  # it was redone: nothing is taken on anybody's word
-        loose = isinstance(event, ev.Gone) and event.why == "checksum" and "stale" in self.liars.values()
+        loose = (
+            isinstance(event, ev.Gone)
+            and event.why == "checksum"
+            and not {"stale", "root"}.isdisjoint(self.liars.values())
+        )
         if self.mode != "all" or loose:
             tainted, self.tainted = self.tainted, self.tainted or loose or self._numbers_may_be_wrong(event)
             super().saw(coordinator, event)

@@ -9,12 +9,24 @@ import msgspec
 import schedule_toy as toy
 
 from subnet.audit import build
-from subnet.audit.case import Case, Findings, ItemCase, RedoneItem, RedoneMerge, RedonePartial, digest
+from subnet.audit.case import Case, Findings, ItemCase, RedoneItem, RedoneMerge, RedonePartial, digest, root_digest
 from subnet.audit.ledger import WorkLedger
 from subnet.run.events import RunPlanned
 from subnet.run.state import RunState
-from subnet.words import Member, Want
+from subnet.words import CALIBRATION_STEP, Member, Want
 from validator.decision import Accused, AuditResult
+
+NO_NUMBERS = "no numbers"
+"""In place of the bytes of a boundary that can't be computed with."""
+
+
+def no_numbers(key: object) -> Any:
+    """Such a boundary."""
+    return (NO_NUMBERS, str(key))
+
+
+def is_no_numbers(value: Any) -> bool:
+    return isinstance(value, tuple) and value[0] == NO_NUMBERS
 
 
 class Distrusted(Exception):
@@ -34,6 +46,9 @@ def state_of(case: Case, store: Mapping[str, Any]) -> int:
 
 def redo(case: Case, store: Mapping[str, Any]) -> Findings:
     """Raises KeyError where something isn't in the store."""
+    if case.roots:
+        root = roots_of(case, dict(store))[0]
+        return Findings(root_digest(root), (), None, (), 0.0, 0.0, 0, root=root)
     w, parts = state_of(case, store), partitions_of(case.planned, case.stage)
     partials, slices = [], dict[Member, dict[int, toy.Vector]]()
     for partial in case.partials:
@@ -91,6 +106,23 @@ def _redo_merge(case: Case, slices: dict[Member, dict[int, toy.Vector]]) -> Redo
         if (toy.name(total), toy.squares(case.step, total)) != (part.hash, part.squares):
             wrong.append((part.partition, "isn't the sum"))
     return RedoneMerge(tuple(hashes), tuple(wrong))
+
+
+def roots_of(case: Case, store: dict[str, Any]) -> tuple[str, tuple[Accused, ...]]:
+    """To which root snapshot and log lead, and who has reported another one."""
+    root = "" if case.step < CALIBRATION_STEP else toy.name(state_of(case, store))
+    accused = [
+        Accused(
+            member,
+            "root",
+            keep(msgspec.structs.replace(case, roots=((member, said),)), store),
+            root_digest(root),
+            root_digest(said),
+        )
+        for member, said in case.roots
+        if said != root
+    ]
+    return root, tuple(accused)
 
 
 # --- as the shell does it -------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import msgspec
 from loguru import logger
 
 from subnet.audit import build
-from subnet.audit.case import Case, Findings
+from subnet.audit.case import Case, Findings, false_roots
 from subnet.errors import Corrupt
 from subnet.words import Member, Want, short
 from validator.decision import Accused, AuditResult
@@ -42,8 +42,10 @@ def check_trusted(case: Case, findings: Findings) -> None:
 
 
 def is_wrong(case: Case, findings: Findings, member: Member) -> bool:
-    """Whether the replay contradicts what the member claims, of its partial or of a partition that it merged."""
+    """Whether the replay contradicts what the member claims: of its partial, a partition that it merged, or its state's root."""
     if any(partial.wrong for partial in findings.partials if partial.member == member):
+        return True
+    if member in false_roots(case, findings):
         return True
     if findings.merge is None or case.merge is None:
         return False

@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
 from loguru import logger
 
 from subnet.audit import build
-from subnet.audit.case import Case, Findings, RedonePartial, SignedClaim, digest
+from subnet.audit.case import Case, Findings
 from subnet.errors import IotaError, NotFound
 from subnet.logs import ReasonLog
 from subnet.run.audits import OpenAudit
@@ -26,9 +24,9 @@ from subnet.run.events import AnyEvent, Appealed
 from subnet.run.state import RunState
 from subnet.store.base import OwnerStore
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock, Deadline
-from subnet.words import Member, Want, short
+from subnet.words import Want, short
+from validator.audit_accuser import Accuser, AuditCounts, Receipts, Shelf
 from validator.audit_cases import CaseShelf
-from validator.audit_claims import signed_claims, steps_of_reports
 from validator.audit_evidence import GATHER_S, Arrived, Bundle, BundleMaker, wait_for_evidence
 from validator.audit_findings import (
     Untrusted,
@@ -38,13 +36,12 @@ from validator.audit_findings import (
     lacking,
     log_audit,
     says_all,
-    too_far,
     why_not_comparable,
     without,
 )
 from validator.audit_turns import Turns
 from validator.audit_watch import AuditWatch
-from validator.decision import Accused, AuditResult
+from validator.decision import AuditResult, RootResult, RunRoots
 from validator.store_clock import StoreClock
 from validator.watch import Watch
 
@@ -70,14 +67,6 @@ class Replayer(Protocol):
     async def close(self) -> None: ...
 
 
-class Shelf(Protocol):
-    """Where bundles of cases are kept: :class:`validator.audit_cases.CaseShelf`."""
-
-    async def keep(self, case: Case, bundle: Bundle, deadline: Deadline) -> str: ...
-
-    async def case(self, bundle: str, deadline: Deadline) -> Case: ...
-
-
 class AuditedWatch(Protocol):
     """What is needed of :class:`validator.watch.Watch`."""
 
@@ -88,27 +77,8 @@ class AuditedWatch(Protocol):
     def store(self) -> StoreClock: ...
 
 
-class Receipts(Protocol):
-    """:meth:`validator.journal_store.JournalStore.receipts_between`."""
-
-    def __call__(self, hotkey: str, first_step: int, end_step: int, /) -> list[bytes]: ...
-
-
 Keep = Callable[[Case, Findings, Bundle], Awaitable[None]]
 """Told of a replay while its bundle's files are there."""
-
-
-@dataclass
-class AuditCounts:
-    """What audits have cost so far, in this process."""
-
-    done: int = 0
-    repeated: int = 0
-    troubled: int = 0
-    compute_s: float = 0.0
-    state_s: float = 0.0
-    read_bytes: int = 0
-    evidence_bytes: int = 0
 
 
 class AuditRunner:
@@ -125,7 +95,7 @@ class AuditRunner:
         disk_bytes: int,
         shelf: Shelf | None = None,
     ) -> None:
-        self._store, self._replayer, self._receipts = store, replayer, receipts
+        self._store, self._replayer = store, replayer
         self._maker = BundleMaker(store, directory, disk_bytes)
         self._shelf = shelf or CaseShelf(store, run_id)
         self._turns, self._slots = Turns(), asyncio.Semaphore(MAX_AT_ONCE)
@@ -133,10 +103,12 @@ class AuditRunner:
         self._evidence_s = TIMEOUTS.evidence_s
         self._clock: Clock = SYSTEM_CLOCK
         self._tries: dict[int, int] = {}
+        self._root_tries = 0
         self.doing: dict[int, str] = {}
         """By audit: what it is at, or why it failed, in words that follow "audit N"; until there is a result."""
         self._said = ReasonLog(level="WARNING", max_subjects=MAX_REMEMBERED)
         self.counts = AuditCounts()
+        self._accuser = Accuser(self._maker, self._shelf, self._replay, receipts, self.counts)
 
     def bind(self, watch: AuditedWatch, clock: Clock, evidence_s: float = TIMEOUTS.evidence_s) -> None:
         self._watch, self._clock, self._evidence_s = watch, clock, evidence_s
@@ -227,7 +199,7 @@ class AuditRunner:
             check_trusted(rest, findings)
             if not wanted():
                 return None
-            repeated, accused = await self._accuse(rest, findings, state, urgency)
+            repeated, accused = await self._accuser.accuse(rest, findings, state, urgency)
         self.counts.done += 1
         log_audit(audit, rest, findings, accused)
         if words := why_not_comparable(findings):
@@ -279,80 +251,29 @@ class AuditRunner:
         except IotaError as error:
             raise WorkerTrouble(f"the audit worker: {error.reason}", hint=error.hint) from error
 
-    # --- when something is wrong -----------------------------------------------------------------------------------
+    # --- roots -----------------------------------------------------------------------------------------------------
 
-    async def _accuse(
-        self, case: Case, findings: Findings, state: RunState, urgency: int
-    ) -> tuple[bool, tuple[Accused, ...]]:
-        """Whether a second run says the same of all that is wrong, and the accused with their evidence.
-
-        Who is convicted already isn't accused again: nothing more would come of it.
-        """
-        if far := too_far(findings):
-            self.counts.repeated += 1
-            found = [await self._doubt(case, member, urgency) for member in far]
-            return all(found), tuple(accused for accused in found if accused is not None)
-        wrong = [partial for partial in findings.partials if partial.wrong]
-        if not wrong and (findings.merge is None or not findings.merge.wrong):
-            return True, ()
-        if wrong and not (wrong := [partial for partial in wrong if partial.member.hotkey not in state.convicted]):
-            return True, ()
-        self.counts.repeated += 1
-        if not wrong:  # of a lying sum its owner is innocent
-            return await self._accuse_owners(case, findings, urgency)
-        accused: list[Accused] = []
-        for partial in wrong:
-            found = await self._accuse_of_partial(case, partial, urgency)
-            if found is not None:
-                accused.append(found)
-        return len(accused) == len(wrong), tuple(accused)
-
-    async def _accuse_of_partial(self, case: Case, partial: RedonePartial, urgency: int) -> Accused | None:
-        member = partial.member
-        narrow = build.accusation(case, member)
-        narrow = msgspec.structs.replace(narrow, claims=await self._claims(narrow, member))
-        async with self._maker.bundle(narrow, Deadline.after(GATHER_S)) as bundle:
-            again = await self._replay(bundle, urgency, fresh=True)
-            same = again.digest == digest((partial,)) and any(redone.wrong for redone in again.partials)
-            if not same:
-                logger.error("two runs of {} at step {} differ: this machine is at fault", member, case.step)
-                return None
-            name = await self._shelf.keep(narrow, bundle, Deadline.after(GATHER_S))
-        return Accused(member, "partial", name, again.digest, build.claimed_digest(narrow, member) or "")
-
-    async def _doubt(self, case: Case, member: Member, urgency: int) -> Accused | None:
-        """On a machine of another class: without a digest of its own, so that only machines of the class can convict."""
-        if all(partial.member != member for partial in case.partials):
-            return None  # an owner's sum can't be told from its contributors' without exact numbers
-        narrow = build.accusation(case, member)
-        narrow = msgspec.structs.replace(narrow, claims=await self._claims(narrow, member))
-        async with self._maker.bundle(narrow, Deadline.after(GATHER_S)) as bundle:
-            await self._maker.add_useful(bundle, Deadline.after(GATHER_S))
-            if member not in too_far(await self._replay(bundle, urgency, fresh=True)):
-                return None
-            name = await self._shelf.keep(narrow, bundle, Deadline.after(GATHER_S))
-        return Accused(member, "partial", name, "", build.claimed_digest(narrow, member) or "")
-
-    async def _accuse_owners(self, case: Case, findings: Findings, urgency: int) -> tuple[bool, tuple[Accused, ...]]:
-        assert findings.merge is not None
-        assert case.merge is not None
-        lied = {partition for partition, _ in findings.merge.wrong}
-        owners = sorted({part.owner for part in case.merge.merged if part.partition in lied and part.owner is not None})
-        claims = [claim for owner in owners for claim in await self._claims(case, owner)]
-        whole = msgspec.structs.replace(case, claims=tuple(claims))
-        async with self._maker.bundle(whole, Deadline.after(GATHER_S)) as bundle:
-            again = await self._replay(bundle, urgency, fresh=True)
-            same = again.digest == findings.digest and again.merge == findings.merge
-            if not same:
-                logger.error("two runs of the merge of step {} differ: this machine is at fault", case.step)
-                return False, ()
-            name = await self._shelf.keep(whole, bundle, Deadline.after(GATHER_S))
-        return True, tuple(Accused(owner, "merge", name, again.digest) for owner in owners)
-
-    async def _claims(self, case: Case, member: Member) -> tuple[SignedClaim, ...]:
-        first, end = steps_of_reports(case.step)
-        reports = await asyncio.to_thread(self._receipts, member.hotkey, first, end)
-        return await asyncio.to_thread(signed_claims, reports, case, member)
+    async def roots(self, action: RunRoots, state: RunState) -> RootResult:
+        """To which root snapshot and log lead, and who has reported another one. Errors: try again later."""
+        name = f"the root of stage {action.stage} at step {action.version}"
+        try:
+            case = build.root_case(state, self._watch.audits.ledger, action.stage)
+            async with self._bundle(case, held=self._replayer.held.get(case.stage)) as bundle:
+                findings = await self._replay(bundle, URGENT)
+            check_trusted(case, findings)
+            accused = await self._accuser.accuse_of_roots(case, findings, state, URGENT)
+        except (IotaError, OSError) as error:
+            trouble = error if isinstance(error, IotaError) else WorkerTrouble(f"the disk of audits: {error}")
+            self._said.note(name, trouble.code, str(trouble))
+            tries = self._root_tries = self._root_tries + 1
+            if tries < MAX_TRIES or (trouble.retryable and not isinstance(trouble, WorkerTrouble)):
+                raise trouble from error
+            accused, findings = (), None
+        self._root_tries = 0
+        if findings is None:
+            return RootResult(action.version, action.stage, "", trouble=f"{name} can't be told here")
+        logger.warning("{} is {}: {}", name, short(findings.root), ", ".join(str(one.member) for one in accused) or "-")
+        return RootResult(action.version, action.stage, findings.root, accused)
 
     # --- cases -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from subnet.audit.draw import Draw
 from subnet.audit.ledger import WorkLedger
 from subnet.words import Member, Want
-from validator.decision import AuditResult
+from validator.decision import Action, AuditResult, JudgeBoundary, RootResult
 from validator.intake_proofs import proves
 
 MAX_QUEUED = 1024
@@ -32,6 +32,18 @@ class AuditRequest:
     hotkeys: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Unusable:
+    """A receipted boundary whose receiver says that its bytes are no numbers. ``stage``: the maker's."""
+
+    step: int
+    microbatch: int
+    stage: int
+    backward: bool
+    maker: Member
+    reporter: Member
+
+
 class AuditWatch:
     """Filled by the shell, read by :mod:`validator.decide_audits`."""
 
@@ -46,6 +58,12 @@ class AuditWatch:
         """(audit, want): its maker said that it doesn't hold it any more, or the maker is gone and somebody said so."""
         self.not_held_by: set[tuple[int, Want, str]] = set()
         """Of which their maker, by hotkey, said so."""
+        self.roots: dict[tuple[int, int], RootResult] = {}
+        """By version and stage: what came of ``RunRoots``."""
+        self.unusable: dict[str, Unusable] = {}
+        """By hash: receipted boundaries that their receivers call unusable."""
+        self.judged: dict[str, bool] = {}
+        """Of these: whether they are."""
         self.requests: deque[AuditRequest] = deque(maxlen=MAX_QUEUED)
         """Of other validators."""
         self.words: deque[tuple[int, str, str]] = deque(maxlen=MAX_QUEUED)
@@ -62,13 +80,24 @@ class AuditWatch:
         """Hotkeys of whom a signature shows that they sent one thing and receipted another."""
         self.proves = proves
         """Whether a claim shows that; by real signatures."""
-        self._doubts: dict[tuple[int, int, int, bool], list[tuple[str, str]]] = {}
+        self._differences: dict[tuple[str, str], int] = {}
+        self._differed_with: dict[str, set[str]] = {}
+        """By hotkey: coldkeys of whoever it has differed with about a boundary, as long as this process leads."""
         self._mismatches: dict[tuple[Member, int], int] = {}
         self.draws: dict[tuple[int, int], tuple[Draw, ...]] = {}
         """By branch and window: what this validator redoes of it."""
         self.nothing_due: set[tuple[int, str]] = set()
         """(branch, hotkey) of the convicted who left nothing sealed that could be undone."""
         self._since: dict[ClockKey, float] = {}
+
+    def take(self, action: Action, found: AuditResult | RootResult | bool | None) -> None:
+        """What an action has found out."""
+        if isinstance(found, AuditResult):
+            self.results[found.audit] = found
+        elif isinstance(found, RootResult):
+            self.roots[found.version, found.stage] = found
+        elif found is not None and isinstance(action, JudgeBoundary):
+            self.judged[action.hash] = found
 
     # --- clocks: unlike the other clocks of a watch they don't end with a step
 
@@ -108,16 +137,29 @@ class AuditWatch:
         self._missed[audit] = (len(missing), times)
         return times
 
+    def call_unusable(self, hash_: str, told: Unusable) -> None:
+        """The first who says so of a boundary."""
+        if len(self.unusable) < MAX_QUEUED:
+            self.unusable.setdefault(hash_, told)
+
     def mismatched(self, member: Member, step: int) -> int:
         """Counts a sum of this step that the member wants void because of its inputs; how many there were before."""
         count = self._mismatches.get((member, step), 0)
         self._mismatches[member, step] = count + 1
         return count
 
-    def doubted(self, key: tuple[int, int, int, bool], pair: tuple[str, str]) -> list[tuple[str, str]]:
-        """Notes that a boundary's maker and whoever reports it missing don't agree; those of the same key before."""
-        if len(self._doubts) > MAX_QUEUED:
-            self._doubts.clear()
-        seen = self._doubts.setdefault(key, [])
-        seen.append(pair)
-        return seen[:-1]
+    def differences(self, pair: tuple[str, str]) -> int:
+        """How often these hotkeys have differed about a boundary: its maker, and who reports it missing."""
+        return self._differences.get(pair, 0)
+
+    def differ(self, pair: tuple[str, str], coldkeys: tuple[str, str]) -> tuple[int, tuple[int, int]]:
+        """They differ once more: how often they had before, and with how many coldkeys each of them has, whichever it was."""
+        if len(self._differences) > MAX_QUEUED:
+            self._differences.clear()
+            self._differed_with.clear()
+        before = self._differences.get(pair, 0)
+        self._differences[pair] = before + 1
+        for hotkey, coldkey in zip(pair, reversed(coldkeys), strict=True):
+            self._differed_with.setdefault(hotkey, set()).add(coldkey)
+        maker, reporter = (len(self._differed_with[hotkey]) for hotkey in pair)
+        return before, (maker, reporter)

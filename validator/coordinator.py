@@ -311,8 +311,7 @@ class Coordinator:
         raise RuntimeError("decisions don't come to an end")
 
     def _finish(self, completion: Completion) -> None:
-        if completion.audit is not None:
-            self.watch.audits.results[completion.audit.audit] = completion.audit
+        self.watch.audits.take(completion.action, completion.found)
         if completion.failed:
             self.watch.failed(completion.action)
         else:

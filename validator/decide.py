@@ -15,7 +15,9 @@ from validator.decide_cases import decide_appeals, decide_rewind
 from validator.decide_leases import decide_leases
 from validator.decide_members import decide_lost, decide_members
 from validator.decide_merges import decide_merges
+from validator.decide_roots import decide_roots
 from validator.decide_steps import decide_steps
+from validator.decide_unusable import decide_unusable
 from validator.decision import Action, Decision, FinishRun, ProbeSlices, Reason, RunAppeal, RunAudit, TraceVerdict
 from validator.policy import Policy
 from validator.randomness import Randomness
@@ -51,6 +53,8 @@ def decide(now_s: float, state: RunState, watch: Watch, policy: Policy, rng: Ran
     return (
         members
         or decide_stale(state)
+        or decide_roots(now_s, state, watch, policy)
+        or decide_unusable(state, watch)
         or decide_rewind(state, watch)
         or decide_steps(now_s, state, watch, policy)
         or decide_leases(now_s, state, watch, policy, rng)

@@ -56,13 +56,14 @@ def _case(work_s: float, state: RunState, number: int, case: CaseState, watch: W
     if case.charge == au.UNOPENED:
         outcome = au.CONVICTED if state.audits.unopened.get(case.hotkey, 0) > policy.audit.unopened_max else au.FAULT
         return _closed(number, outcome, "evidence_refused")
-    if case.charge == au.EQUIVOCATION:
-        cases = state.audits.cases.values()
-        again = any(c.hotkey == case.hotkey and c.charge == case.charge and not c.is_open and c.upheld for c in cases)
-        return _closed(number, au.CONVICTED if again else au.FAULT, "signed_two_things")
+    if case.charge in (au.EQUIVOCATION, au.UNUSABLE):
+        return _closed(
+            number, _again(state, case), "signed_two_things" if case.charge == au.EQUIVOCATION else "no_numbers"
+        )
     verdict = au.verdict(case)
     if verdict == au.CONVICTED:
-        return _closed(number, _guilty(state, case, policy), "third_party_agrees")
+        outcome = _again(state, case) if case.charge == au.ROOT else _guilty(state, case, policy)
+        return _closed(number, outcome, "third_party_agrees")
     if verdict == au.CLEARED:
         return _closed(number, au.CLEARED, "third_parties_clear")
     if case.asked:
@@ -91,6 +92,13 @@ def _guilty(state: RunState, case: CaseState, policy: Policy) -> str:
     ]
     clean = audits.clean.get(case.hotkey, 0)
     return au.FAULT if not before and clean >= policy.audit.fault_after_items else au.CONVICTED
+
+
+def _again(state: RunState, case: CaseState) -> str:
+    """A fault the first time: nothing wrong was sealed by it."""
+    cases = state.audits.cases.values()
+    again = any(c.hotkey == case.hotkey and c.charge == case.charge and not c.is_open and c.upheld for c in cases)
+    return au.CONVICTED if again else au.FAULT
 
 
 def _closed(number: int, outcome: str, code: str) -> list[Decision]:

@@ -53,7 +53,8 @@ def decide_lost(now_s: float, state: RunState, watch: Watch, policy: Policy) -> 
 
 
 def _wrong_roots(now_s: float, state: RunState, watch: Watch, policy: Policy) -> list[Decision]:
-    """Members whose state isn't what more coldkeys have: they have to restore it. Of equals the first goes on."""
+    """Members whose state isn't what more coldkeys have: they have to restore it. Of equals the first goes on where
+    nobody audits; else the log is asked (:mod:`validator.decide_roots`)."""
     wrong: list[Decision] = []
     if all(len(votes) < 2 for votes in state.roots.values()):
         return wrong  # whoever is at this step has reported one of these

@@ -53,7 +53,24 @@ class RunAppeal(msgspec.Struct, frozen=True):
     case: int
 
 
-Action = ProbeSlices | TraceVerdict | FinishRun | RunAudit | RunAppeal
+class RunRoots(msgspec.Struct, frozen=True):
+    """Bring the stage to the state after ``version`` updates, since replicas differ about its root.
+
+    Its :class:`RootResult` goes to ``Watch.audits.roots``. Failed: nothing can be said yet; it is asked for again.
+    """
+
+    version: int
+    stage: int
+
+
+class JudgeBoundary(msgspec.Struct, frozen=True):
+    """Read the bytes of a receipted boundary, which its receiver calls unusable: whether they are goes to
+    ``Watch.audits.judged``. Failed: the store doesn't have them, or can't be asked."""
+
+    hash: str
+
+
+Action = ProbeSlices | TraceVerdict | FinishRun | RunAudit | RunAppeal | RunRoots | JudgeBoundary
 
 
 class Accused(msgspec.Struct, frozen=True):
@@ -61,7 +78,7 @@ class Accused(msgspec.Struct, frozen=True):
 
     member: Member
     charge: str
-    """``partial`` or ``merge``."""
+    """``partial``, ``merge`` or ``root``."""
     bundle: str
     digest: str
     claimed: str = ""
@@ -83,6 +100,17 @@ class AuditResult(msgspec.Struct, frozen=True):
     """Why we have given it up, in words."""
     untrusted: str = ""
     """Also why, where it is the snapshot it would begin from: that isn't the state that was agreed on."""
+
+
+class RootResult(msgspec.Struct, frozen=True):
+    """What came of :class:`RunRoots`. ``root``: to which snapshot and log lead; "" where we have given it up."""
+
+    version: int
+    stage: int
+    root: str
+    accused: tuple[Accused, ...] = ()
+    """Whoever had reported another one."""
+    trouble: str = ""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import msgspec
 
 from subnet.protocol.follow_api import CaseVerdict, OwnAudit
 from subnet.run import events as ev
-from subnet.run.audits import MERGE, branch
+from subnet.run.audits import MERGE, ROOT, branch
 from subnet.run.state import RunState
 from subnet.score.book import RunBook
 from subnet.words import Member
@@ -175,8 +175,8 @@ class Judging:
         return [Found(code, f"case {case}: {hotkey} was {kept.outcome}, and {gave}")]
 
     def _unpaid(self, time_ns: int, kept: _Case) -> None:
-        """Its sum; whoever merged wrongly has its own sum paid."""
-        if kept.charge != MERGE:
+        """Its sum; whoever merged wrongly, or reported another root, has its own sum paid."""
+        if kept.charge not in (MERGE, ROOT):
             self._book.judge(time_ns, kept.step, kept.stage, ev.AuditClosed(0, failed=(kept.member,)))
 
 

@@ -14,6 +14,7 @@ from subnet.audit.ledger import WorkLedger
 from subnet.run import audits
 from subnet.run import events as ev
 from subnet.run import state as st
+from subnet.run.audit_parts import SHOWN
 from subnet.run.state import RunState
 from subnet.words import Member
 from validator.follow_checks import Found
@@ -160,7 +161,7 @@ class Promises:
             return [Found("case", f"case {event.case} is closed, which was never opened")]
         thirds = [hotkey for hotkey in case.said if hotkey not in (state.leader, case.hotkey)]
         agreeing = [hotkey for hotkey in thirds if case.said[hotkey] == case.digest]
-        if event.outcome != "convicted" or case.charge in ("unopened", "equivocation") or agreeing:
+        if event.outcome != "convicted" or case.charge in SHOWN or agreeing:
             return []
         return [
             Found("convicted_alone", f"case {event.case}: {case.hotkey} is convicted without a third party's replay")

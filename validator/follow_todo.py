@@ -28,10 +28,14 @@ class DueCase(msgspec.Struct, frozen=True, array_like=True):
     event: ev.CaseOpened
     partial: PartialCase | None
     merge: MergeCase | None
+    root: str = ""
+    """The root that the accused has reported, where the case is about that."""
 
     @property
     def is_known(self) -> bool:
         """Whether the journal says what the accused claimed."""
+        if self.event.charge == audits.ROOT:
+            return bool(self.root)
         return (self.merge if self.event.charge == "merge" else self.partial) is not None
 
     def differs(self, case: Case) -> str:
@@ -39,6 +43,9 @@ class DueCase(msgspec.Struct, frozen=True, array_like=True):
         event = self.event
         if (case.step, case.stage) != (event.step, event.stage):
             return f"the bundle is of step {case.step} stage {case.stage}, the case of {event.step} and {event.stage}"
+        if event.charge == audits.ROOT:
+            same = bool(self.root) and case.roots == ((event.member, self.root),)
+            return "" if same else "the bundle's root isn't what the accused has reported by the journal"
         if event.charge == "merge":
             if self.merge is None or case.merge is None or _manifest(case.merge) != _manifest(self.merge):
                 return "the bundle's merge isn't the journal's"
@@ -80,6 +87,10 @@ class Todo:
         match event:
             case ev.WindowClosed():
                 data.windows[event.window] = DueWindow(event, audits.branch(state))
+            case ev.CaseOpened() if event.charge == audits.ROOT:
+                info = state.members.get(event.member)
+                due = info is not None and (info.version, info.stage) == (event.step + 1, event.stage)
+                data.cases[event.case] = DueCase(event, None, None, info.root if info is not None and due else "")
             case ev.CaseOpened() if event.bundle:
                 partial, merge = _known(state, ledger, event)
                 data.cases[event.case] = DueCase(event, partial, merge)

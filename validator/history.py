@@ -234,6 +234,8 @@ _CHARGES = {
     "partial": "its sum isn't that of its items",
     "merge": "a partition it merged isn't the sum",
     "unopened": "it doesn't open what it has receipted",
+    "root": "it reported another state root than snapshot and log lead to",
+    "unusable": "a boundary that it has receipted is no numbers",
     "equivocation": "it signed something else when it sent a boundary than it has receipted",
 }
 

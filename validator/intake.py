@@ -33,6 +33,8 @@ def blobs_to_confirm(claim: msg.AnyClaim) -> tuple[str, ...]:
             return (claim.blob,)
         case msg.SnapshotClaim():
             return (claim.manifest,)
+        case msg.UnusableClaim():
+            return (claim.hash,)
         case msg.CommitClaim() if claim.step == CALIBRATION_STEP:
             return tuple(value for _, value in claim.commitment.hashes)
         case _:
@@ -84,6 +86,8 @@ def admit(state: RunState, member: Member, claim: msg.AnyClaim, watch: Watch) ->
             return intake_audits.not_held(state, member, claim, watch)
         case msg.WitnessClaim():
             return intake_audits.witness(state, member, claim)
+        case msg.UnusableClaim():
+            return intake_audits.unusable(state, member, claim, watch)
 
 
 # --- members -----------------------------------------------------------------------------------------------------
@@ -379,7 +383,7 @@ def _snapshot(state: RunState, member: Member, claim: msg.SnapshotClaim, watch: 
     if info.version != claim.step or member not in st.up_to_date(state, info.stage):
         return Ignored("its own state isn't the agreed one")
     if claim.root != info.root:
-        return Ignored("another root than it reported")
+        return [ev.Gone(member, "checksum")]  # it contradicts itself: nobody honest reports one root and stores another
     if st.stored_snapshot(state, info.stage, claim.step) is not None:
         return Ignored("known")
     if any(blob not in watch.blobs for blob in blobs_to_confirm(claim)):

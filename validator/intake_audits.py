@@ -11,6 +11,7 @@ from subnet.run import state as st
 from subnet.run.audit_parts import CONVICTED, OpenAudit
 from subnet.run.state import Item, RunState
 from subnet.words import Member, Want
+from validator.audit_watch import Unusable
 from validator.decision import RunAppeal
 from validator.policy import Policy
 from validator.watch import Watch
@@ -19,7 +20,12 @@ MIN_MISMATCHES = 4
 OTHER_INPUT = "its input isn't what is receipted"
 APPEAL_RETRY_S = 60.0
 """A convicted hotkey whose appeal runs may ask to join again after this time."""
-_CHARGES = {"unopened": "evidence wasn't opened", "equivocation": "it signed two things about one boundary"}
+_CHARGES = {
+    "unopened": "evidence wasn't opened",
+    "equivocation": "it signed two things about one boundary",
+    "root": "the log leads to another state root than it reported",
+    "unusable": "what it receipted is no numbers",
+}
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,23 @@ def mismatch(state: RunState, member: Member, claim: msg.MismatchClaim, watch: W
     if watch.audits.mismatched(member, claim.step) > max(MIN_MISMATCHES, work.num_training):
         return [ev.Gone(member, "silent")]  # nobody is lied to so often: it holds the step up
     return [ev.Voided(claim.step, stage, member, "inputs")]
+
+
+def unusable(state: RunState, member: Member, claim: msg.UnusableClaim, watch: Watch) -> Admitted:
+    """Noted, to be looked at: of a boundary into the member's own stage, as its maker has receipted it."""
+    maker_stage = claim.stage + 1 if claim.backward else claim.stage - 1
+    work, made = st.work_at(state, claim.step), st.item(state, claim.step, claim.microbatch, maker_stage)
+    if work is None or made is None or not st.config(state).audit.on or claim.microbatch >= work.num_training:
+        return Ignored("no such item in an open step")
+    if claim.stage != state.members[member].stage or made.member is None or st.is_sealed(state, maker_stage, work):
+        return Ignored("no input of its stage")
+    if claim.hash != (made.backward_hash if claim.backward else made.forward_hash):
+        return Ignored("not what is receipted")
+    if claim.hash not in watch.blobs:
+        return Ignored("the store doesn't have it yet")
+    told = Unusable(claim.step, claim.microbatch, maker_stage, claim.backward, made.member, member)
+    watch.audits.call_unusable(claim.hash, told)
+    return Ignored("noted")
 
 
 def not_held(state: RunState, member: Member, claim: msg.NotHeldClaim, watch: Watch) -> Admitted:

@@ -107,27 +107,24 @@ def _doubted_straight(
 ) -> list[Decision] | None:
     """Nobody can look: either the receipt is false, or whoever reports it missing lies, or can't be reached.
 
-    First its maker's sum is void, at nobody's cost but work. Whoever then disagrees with two others is silent; of two that
-    have nobody but each other first the maker, then the one that reports it.
+    The first time its maker's sum is void, at nobody's cost but work. From then on, in any step, one of the two is gone, with a
+    longer wait each time: who has differed with more coldkeys; of two that have differed with as many by turns, first the maker.
     """
     step, m, stage, backward = key
     at = stage - 1 if backward else stage + 1
     maker, reporter = work.items[stage][m].member, work.items[at][m].member if 0 <= at < len(work.items) else None
-    if (
-        not st.config(state).audit.on
-        or old.generation < TRIED_STRAIGHT
-        or maker is None
-        or reporter not in state.members
-    ):
+    if not st.config(state).audit.on or maker not in state.members or reporter not in state.members:
+        return None
+    pair = (maker.hotkey, reporter.hotkey)
+    if old.generation < (TRIED if watch.audits.differences(pair) else TRIED_STRAIGHT):
         return None
     age_s = watch.age(("replay", key, old.generation), now_s)
-    pair = (maker.hotkey, reporter.hotkey)
-    seen = watch.audits.doubted(key, pair)
-    if not seen:
+    coldkeys = (state.members[maker].coldkey, state.members[reporter].coldkey)
+    before, (against_maker, against_reporter) = watch.audits.differ(pair, coldkeys)
+    if not before:
         reason = because("receipt_without_bytes", stage=stage, replays=old.generation)
         return [Decision(ev.Voided(step, stage, maker, "doubted"), reason)]
-    others = any(one != pair[0] and other == pair[1] for one, other in seen)
-    blames_reporter = others if any(entry != pair for entry in seen) else len(seen) % 4 > 2
+    blames_reporter = against_reporter > against_maker or (against_reporter == against_maker and before % 2 == 0)
     if blames_reporter and not st.is_sealed(state, at, work):
-        return [silent_outcome(state, at, reporter, "finds_nothing", age_s, step)]
-    return [silent_outcome(state, stage, maker, "receipt_without_bytes", age_s, step)]
+        return [Decision(ev.Gone(reporter, "silent"), because("finds_nothing", stage=at, age_s=age_s))]
+    return [Decision(ev.Gone(maker, "silent"), because("receipt_without_bytes", stage=stage, age_s=age_s))]

@@ -18,6 +18,8 @@ class AuditPolicy(msgspec.Struct, frozen=True):
     """So often in a row the same has to be missing, before a sealed partial is given up and its maker is said to refuse."""
     again_s: float = 2.0
     """After an audit that couldn't be done: pause until it is tried again."""
+    roots_s: float = 3.0
+    """Equally many coldkeys differ about a root: so long others of the stage are waited for, then the log is asked."""
     witness_s: float = TIMEOUTS.witness_s
     """``WitnessAsked`` until its word; then the next is asked. Also how long somebody to ask is waited for."""
     witnesses_max: int = 3

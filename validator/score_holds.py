@@ -13,6 +13,8 @@ _CHARGES = {
     "partial": "its sum isn't that of its items",
     "merge": "a partition that it merged isn't the sum",
     "unopened": "it didn't open what it had receipted",
+    "root": "snapshot and log lead to another state root than it reported",
+    "unusable": "a boundary that it receipted is no numbers",
     "equivocation": "it signed something else when it sent a boundary than it receipted",
 }
 

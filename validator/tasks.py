@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from loguru import logger
 
 from subnet.errors import ConfigError, IotaError, NotFound
+from subnet.model.boundary_check import is_unusable
+from subnet.model.memory import boundary_bytes
 from subnet.model.plan import ModelPlan
 from subnet.model.snapshots import SnapshotManifest, decode_manifest, join_manifests
 from subnet.numerics.roots import run_root
@@ -24,7 +26,18 @@ from subnet.store.base import OwnerStore
 from subnet.timing import TIMEOUTS, Deadline
 from subnet.words import BlobHash
 from validator.audit_runner import AuditRunner
-from validator.decision import Action, AuditResult, FinishRun, ProbeSlices, RunAppeal, RunAudit, TraceVerdict
+from validator.decision import (
+    Action,
+    AuditResult,
+    FinishRun,
+    JudgeBoundary,
+    ProbeSlices,
+    RootResult,
+    RunAppeal,
+    RunAudit,
+    RunRoots,
+    TraceVerdict,
+)
 from validator.trace_io import TraceReader
 
 AGAIN_S = 1.0
@@ -35,14 +48,15 @@ AGAIN_S = 1.0
 class Completion:
     """``events`` is asked with the current state; ``confirmed`` are blobs seen in the store.
 
-    ``failed``: the store couldn't be asked, so that nothing was found out about anybody. ``audit``: what a replay gave.
+    ``failed``: the store couldn't be asked, so that nothing was found out about anybody. ``found``: what a replay
+    gave, or whether a boundary's bytes are unusable.
     """
 
     action: Action
     events: Callable[[RunState], Iterable[AnyEvent]] = lambda _: ()
     confirmed: Sequence[str] = field(default=())
     failed: bool = False
-    audit: AuditResult | None = None
+    found: AuditResult | RootResult | bool | None = None
 
 
 class RunTasks:
@@ -112,6 +126,10 @@ class RunTasks:
                     completion = Completion(action, lambda state: _finish(finished, state))
                 case RunAudit():
                     completion = await self._audit(action, state)
+                case RunRoots():
+                    completion = Completion(action, found=await self._auditor().roots(action, state))
+                case JudgeBoundary():
+                    completion = Completion(action, found=await self._is_unusable(action.hash))
                 case RunAppeal():
                     completion = Completion(action, await self._auditor().appeal(action.case, state))
         except IotaError as error:
@@ -123,9 +141,20 @@ class RunTasks:
     async def _audit(self, action: RunAudit, state: RunState) -> Completion:
         result = await self._auditor().run(action.audit, state)
         if result is not None:
-            return Completion(action, audit=result)
+            return Completion(action, found=result)
         await asyncio.sleep(AGAIN_S)  # its inputs are still to be receipted, or it is closed
         return Completion(action, failed=True)
+
+    async def _is_unusable(self, blob: str) -> bool:
+        """Whether the bytes with this hash are no boundary of the run. Errors where they can't be had, or have another hash."""
+        deadline = Deadline.after(TIMEOUTS.store_request_s)
+        size_bytes = (await self._sizes([blob])).get(blob)
+        if size_bytes is None:
+            raise NotFound(f"boundary {blob[:16]} is not in the store")
+        if size_bytes != boundary_bytes(self._plan):
+            return False  # who was sent that many bytes hasn't taken them
+        data = await self._store.get_blob(BlobHash(blob), size_bytes, deadline=deadline)
+        return await asyncio.to_thread(is_unusable, self._plan, blob, data)
 
     def _auditor(self) -> AuditRunner:
         if self._audits is None:

@@ -213,6 +213,23 @@ def root_at(state: RunState, ledger: WorkLedger, stage: int, version: int) -> st
     return ledger.roots(version, stage)
 
 
+def root_case(state: RunState, ledger: WorkLedger, stage: int) -> Case:
+    """About the roots that live members have reported of ``next_step``; :class:`NotFound` as :func:`state_ref`."""
+    version = state.next_step
+    members = sorted(state.members.items())
+    return Case(
+        version=CASE_VERSION,
+        planned=plan(state),
+        branch=ledger.branch,
+        step=version - 1,
+        stage=stage,
+        state=state_ref(state, ledger, stage, version),
+        partials=(),
+        hardware_class=_hardware_class(state),
+        roots=tuple((k, info.root) for k, info in members if (info.stage, info.version) == (stage, version)),
+    )
+
+
 # --- what a case asks for and says -------------------------------------------------------------------------------
 
 

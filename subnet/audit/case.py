@@ -17,6 +17,7 @@ from subnet.words import Commitment, Member
 CASE_VERSION = 1
 LIMIT_CASE_BYTES = 64 << 20
 _DIGEST = b"iota/audit/digest/1\0"
+_ROOT_DIGEST = b"iota/audit/root/1\0"
 
 FingerprintValues = tuple[tuple[int, tuple[int, ...]], ...]
 """(partition, numbers) of each partition that a member contributes to."""
@@ -126,6 +127,8 @@ class Case(msgspec.Struct, frozen=True):
     skipped: tuple[int, ...] = ()
     hardware_class: tuple[str, ...] = ()
     claims: tuple[SignedClaim, ...] = ()
+    roots: tuple[tuple[Member, str], ...] = ()
+    """(member, stage root it reported after the step's update). Such a case has no partials: only the state is made."""
 
 
 class RedoneItem(msgspec.Struct, frozen=True, array_like=True):
@@ -199,6 +202,8 @@ class Findings(msgspec.Struct, frozen=True):
     state_s: float
     """Time to bring the stage to the state."""
     read_bytes: int
+    root: str = ""
+    """Of a case about roots: the one that snapshot and log lead to."""
     other_class: OtherClass | None = None
     """Set by a replay on another class of hardware that was asked for anyway: then nothing above says that a claim is wrong."""
 
@@ -208,3 +213,13 @@ def digest(partials: tuple[RedonePartial, ...]) -> str:
     found = [(sorted(p.items, key=lambda item: item.microbatch), p.slices) for p in partials]
     computed = sorted(found, key=lambda of: of[0][0].microbatch if of[0] else -1)
     return blake3(_DIGEST + msgspec.msgpack.encode(computed)).hexdigest()
+
+
+def root_digest(root: str) -> str:
+    """The same of a case about roots: state roots are exact on every machine."""
+    return blake3(_ROOT_DIGEST + root.encode()).hexdigest()
+
+
+def false_roots(case: Case, findings: Findings) -> tuple[Member, ...]:
+    """Whoever reported another root than the one that was found."""
+    return tuple(member for member, root in case.roots if root != findings.root)

@@ -68,7 +68,9 @@ def shared_partitions(plan: ModelPlan, stage: int) -> tuple[int, ...]:
 
 
 def needed_version(case: Case) -> int:
-    """The state that the step's gradients are of; -1: before calibration."""
+    """The state that the step's gradients are of; -1: before calibration. Of a case about roots the one after the update."""
+    if case.roots:
+        return case.step + 1
     return case.planned.config.version_of(case.step)
 
 
@@ -92,11 +94,15 @@ def check_case(case: Case) -> ModelPlan:
         raise VersionUnsupported(f"a case of version {case.version}", hint=f"this program reads {CASE_VERSION}")
     plan = plan_of(case.planned)
     _require(0 <= case.stage < plan.num_stages, f"there is no stage {case.stage}")
-    _require(CALIBRATION_STEP <= case.step < plan.config.run.steps, f"there is no step {case.step}")
+    first = CALIBRATION_STEP - bool(case.roots)  # whose root is that of the run's first state
+    _require(first <= case.step < plan.config.run.steps, f"there is no step {case.step}")
     _require(case.branch >= 0, f"there is no branch {case.branch}")
     _require(is_blob_hash(case.planned.data), "the run names no data")
     own = own_partitions(plan, case.stage)
     _check_state(case, plan, own)
+    if case.roots:
+        _check_roots(case, plan)
+        return plan
     _require(bool(case.partials), "no partial is to be redone")
     _distinct([partial.member for partial in case.partials], "members")
     for partial in case.partials:
@@ -111,6 +117,14 @@ def check_case(case: Case) -> ModelPlan:
         _check_log(plan, case.update, own)
     _require(len(case.hardware_class) in (0, plan.num_stages), "not one hardware class a stage")
     return plan
+
+
+def _check_roots(case: Case, plan: ModelPlan) -> None:
+    alone = not case.partials and case.merge is None and case.update is None and not case.skipped
+    _require(alone, "a case about roots is about work as well")
+    _distinct([member for member, _ in case.roots], "members")
+    _require(all(is_blob_hash(root) for _, root in case.roots), "a reported root is no hash")
+    _require(len(case.hardware_class) in (0, plan.num_stages), "not one hardware class a stage")
 
 
 def _check_state(case: Case, plan: ModelPlan, own: Sequence[int]) -> None:

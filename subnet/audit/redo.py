@@ -30,6 +30,7 @@ from subnet.audit.case import (
     RedoneMerge,
     RedonePartial,
     digest,
+    root_digest,
 )
 from subnet.audit.check import can_update, check_case, needed_version, shared_partitions
 from subnet.audit.shadow import Blobs, Buffer, ShadowPool, Tick, WrongRoots, no_tick, opened
@@ -73,6 +74,9 @@ def redo(
     shadow = pool.at(case.stage, case.state, source, tick)
     state_s = time.perf_counter() - began_s
     said(f"stage {case.stage} is at state {shadow.state.next_step} ({state_s:.1f} s)")
+    if case.roots:
+        root = shadow.state.stage_root()
+        return Findings(root_digest(root), (), None, shadow.wrong_roots, 0.0, state_s, source.read_bytes, root=root)
     measure = Measure.of(pool.plan, elsewhere) if elsewhere is not None else None
     replay = _Replay(case, pool.plan, shadow.state, source, tokens, graph_budget_bytes, measure, said, tick)
     partials = tuple(replay.partial(partial) for partial in case.partials)

@@ -130,9 +130,9 @@ class Replayer:
         return self._pool
 
     def _elsewhere(self, bundle: Bundle, request: ReplayRequest) -> Elsewhere | None:
-        """None on a machine of the run's class, or where the case names none."""
+        """None on a machine of the run's class, where the case names none, or where it is about roots, which are exact."""
         case = bundle.case
-        if not case.hardware_class:
+        if not case.hardware_class or case.roots:
             return None
         key = (self._run, case.stage)
         if key not in self._golden:

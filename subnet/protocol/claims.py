@@ -34,6 +34,8 @@ def hashes_of(claim: msg.AnyClaim) -> tuple[str, ...]:
             return (claim.failure,)
         case msg.MismatchClaim():
             return (claim.used,)
+        case msg.UnusableClaim():
+            return (claim.hash,)
         case msg.NotHeldClaim():
             return tuple(want.hash for want in claim.wants)
         case msg.WitnessClaim():
@@ -47,6 +49,8 @@ def numbers_of(claim: msg.AnyClaim) -> tuple[int, ...]:
     match claim:
         case msg.MismatchClaim():
             return claim.step + 1, claim.microbatch, claim.stage, claim.generation
+        case msg.UnusableClaim():
+            return claim.step + 1, claim.microbatch, claim.stage
         case msg.NotHeldClaim():
             return claim.audit, *(number for want in claim.wants for number in (want.stage, want.microbatch))
         case msg.WitnessClaim():

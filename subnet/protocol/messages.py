@@ -170,6 +170,17 @@ class MismatchClaim(Claim, tag="D", frozen=True):
     """The maker's over what it has sent (:mod:`subnet.protocol.sent`)."""
 
 
+class UnusableClaim(Claim, tag="E", frozen=True):
+    """The bytes of ``microbatch``'s boundary into ``stage``, as its maker has receipted it, are no numbers to compute with;
+    I have put them into the store."""
+
+    step: int
+    microbatch: int
+    stage: int
+    backward: bool
+    hash: str
+
+
 class NotHeldClaim(Claim, tag="H", frozen=True):
     """I don't hold any more what this audit wants of me (a restart took it)."""
 
@@ -201,6 +212,7 @@ AnyClaim = (
     | MismatchClaim
     | NotHeldClaim
     | WitnessClaim
+    | UnusableClaim
 )
 
 

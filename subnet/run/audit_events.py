@@ -62,8 +62,9 @@ class WindowAudited(Event, tag="WindowAudited", frozen=True):
 
 class CaseOpened(Event, tag="CaseOpened", frozen=True):
     """A hotkey stands accused: it is in quarantine until the case is closed. ``charge``: ``partial`` (its sum isn't that of its
-    items), ``merge`` (a partition it merged isn't the sum), ``unopened`` (it refuses evidence), ``equivocation`` (it signed
-    one boundary when it sent it, and receipted another)."""
+    items), ``merge`` (a partition it merged isn't the sum), ``root`` (it reported another root of the state before ``step`` + 1
+    than snapshot and log lead to), ``unopened`` (it refuses evidence), ``equivocation`` (it signed one boundary when it sent it,
+    and receipted another), ``unusable`` (the bytes of a boundary that it has receipted are no numbers)."""
 
     case: int
     """Counts up from 1."""
@@ -73,9 +74,9 @@ class CaseOpened(Event, tag="CaseOpened", frozen=True):
     stage: int
     charge: str
     bundle: str
-    """Blob hash of the evidence (:mod:`subnet.audit.case`); empty for the last two."""
+    """Blob hash of the evidence (:mod:`subnet.audit.case`); empty for the last three."""
     digest: str
-    """What the leader's two runs gave (:func:`subnet.audit.case.digest`)."""
+    """What the leader's two runs gave (:func:`subnet.audit.case.digest`); of an ``unusable`` boundary its hash."""
     sealed: bool
     """Whether the work was sealed when the case was opened."""
     claimed: str = ""

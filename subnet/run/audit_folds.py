@@ -17,14 +17,12 @@ from subnet.run.audit_events import (
     WitnessSaid,
 )
 from subnet.run.audit_parts import (
+    CHARGES,
     CLEARED,
     CONVICTED,
-    EQUIVOCATION,
     FAULT,
-    MERGE,
-    PARTIAL,
+    SHOWN,
     UNCONFIRMED,
-    UNOPENED,
     CaseState,
     OpenAudit,
 )
@@ -165,7 +163,7 @@ def apply_case_opened(state: RunState, event: CaseOpened) -> None:
     require(config(state).audit.on, "a case in a run without audits")
     require(event.case == audits.num_cases + 1, f"case {event.case} follows {audits.num_cases}")
     require(event.member.hotkey == hotkey, f"case {event.case} is of {event.member}, but against {hotkey}")
-    require(event.charge in (PARTIAL, MERGE, UNOPENED, EQUIVOCATION), f"case {event.case} is about {event.charge}")
+    require(event.charge in CHARGES, f"case {event.case} is about {event.charge}")
     require(hotkey not in audits.quarantined, f"{hotkey} stands accused already")
     require(hotkey not in state.convicted, f"{hotkey} is convicted already")
     require(0 <= event.stage < num_stages(state), f"case {event.case} is of stage {event.stage}")
@@ -218,7 +216,7 @@ def apply_case_closed(state: RunState, event: CaseClosed) -> None:
     case, audits = _open_case(state, event.case), state.audits
     hotkey = case.hotkey
     require(event.outcome in (CONVICTED, FAULT, CLEARED, UNCONFIRMED), f"case {event.case} ends {event.outcome}")
-    proven = event.outcome != CONVICTED or case.charge in (UNOPENED, EQUIVOCATION) or verdict(case) == CONVICTED
+    proven = event.outcome != CONVICTED or case.charge in SHOWN or verdict(case) == CONVICTED
     require(proven, f"case {event.case} ends in a conviction that no third party confirms")
     case.outcome = event.outcome
     del audits.quarantined[hotkey]

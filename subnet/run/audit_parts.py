@@ -13,7 +13,11 @@ from subnet.words import CALIBRATION_STEP, Member, Want
 CONVICTED, FAULT, CLEARED, UNCONFIRMED = "convicted", "fault", "cleared", "unconfirmed"
 """Outcomes of a case."""
 PARTIAL, MERGE, UNOPENED, EQUIVOCATION = "partial", "merge", "unopened", "equivocation"
+ROOT, UNUSABLE = "root", "unusable"
+CHARGES = (PARTIAL, MERGE, UNOPENED, EQUIVOCATION, ROOT, UNUSABLE)
 """What a case is about."""
+SHOWN = (UNOPENED, EQUIVOCATION, UNUSABLE)
+"""Of these what the accused did, or signed, is the proof: no third party runs anything."""
 
 
 class OpenAudit(msgspec.Struct, frozen=True, array_like=True):

@@ -14,8 +14,10 @@ from subnet.run.audit_parts import EQUIVOCATION as EQUIVOCATION
 from subnet.run.audit_parts import FAULT as FAULT
 from subnet.run.audit_parts import MERGE as MERGE
 from subnet.run.audit_parts import PARTIAL as PARTIAL
+from subnet.run.audit_parts import ROOT as ROOT
 from subnet.run.audit_parts import UNCONFIRMED as UNCONFIRMED
 from subnet.run.audit_parts import UNOPENED as UNOPENED
+from subnet.run.audit_parts import UNUSABLE as UNUSABLE
 from subnet.run.audit_parts import AuditState as AuditState
 from subnet.run.audit_parts import CaseState as CaseState
 from subnet.run.audit_parts import OpenAudit as OpenAudit

@@ -204,11 +204,21 @@ def snapshot_due(state: RunState) -> bool:
 
 
 def agreed_root(state: RunState, stage: int) -> str | None:
-    """The root most coldkeys report for this stage at ``next_step``; of equals, the first reported."""
+    """The root most coldkeys report for this stage at ``next_step``; of equals, the first reported.
+
+    With audits none is agreed on while live members differ about equals: the log says which it is.
+    """
     reported = state.roots.get(stage)
     if not reported:
         return None
-    return max(reported, key=lambda root: len(reported[root]))
+    most = max(map(len, reported.values()))
+    equals = [root for root, coldkeys in reported.items() if len(coldkeys) == most]
+    if len(equals) == 1 or not config(state).audit.on:
+        return equals[0]
+    members, version = state.members.values(), state.next_step
+    live = {info.root for info in members if info.stage == stage and info.version == version}
+    left = [root for root in equals if root in live]
+    return left[0] if len(left) == 1 else None
 
 
 def up_to_date(state: RunState, stage: int) -> list[Member]:
