@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -22,85 +23,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.entry import BLOCK, F32, Entry, Floats, scalar
 from benchmarks.measuring import Measured, Measurement
 from benchmarks.rounding import cut_for
-from benchmarks.setting import build_model, draw, holdout_rows, learning_rate, training_rows
+from benchmarks.setting import build_model, draw, holdout_rows, learning_rate, norm_start, training_rows
 from subnet.errors import InputError
 from subnet.run.config import RunConfig
 
-BLOCK = 1024
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-
-F32 = np.float32
-Floats = NDArray[np.float32]
-
-
-@dataclass
-class Entry:
-    """A tensor of the canonical list: its state, and how it is cut into blocks.
-
-    ``rows`` x ``length`` is the table whose rows are cut into blocks of 1024, the last of a row shorter.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    leaves: tuple[str, ...]
-    qmax: int
-    """Largest magnitude of one leaf's integers."""
-    rows: int
-    length: int
-    weight: Tensor
-    m: Tensor
-    v: Tensor
-    decayed: Floats = field(default_factory=lambda: np.zeros(0, F32))
-    limit: Floats = field(default_factory=lambda: np.zeros(0, F32))
-    limit_used: Floats = field(default_factory=lambda: np.zeros(0, F32))
-    weight_used: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Of the state that the next gradients are of: ``limit`` and ``weight``, or with a delay those before them (§12)."""
-
-    def views(self, tensor: Tensor) -> Iterator[tuple[Tensor, slice]]:
-        """Views (row, block, element) of ``tensor``, each with the block columns that it covers."""
-        table = tensor.view(self.rows, self.length)
-        whole = self.length // BLOCK
-        if whole:
-            yield table[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)), slice(0, whole)
-        if self.length % BLOCK:
-            yield table[:, whole * BLOCK :].unsqueeze(1), slice(whole, whole + 1)
-
-    def block_table(self, values: NDArray[Any]) -> Tensor:
-        """One value per block as (row, block, 1), to be multiplied with a view."""
-        return torch.from_numpy(np.ascontiguousarray(values)).view(self.rows, -1, 1)
-
-    def block_maxima(self, tensor: Tensor) -> Floats:
-        parts = [_largest(view) for view, _ in self.views(tensor)]
-        return torch.cat(parts, dim=1).reshape(-1).numpy()
-
-    def exponents(self) -> NDArray[np.int64]:
-        """The smallest k of each block with limit <= qmax · 2^k."""
-        mantissa, exponent = np.frexp(self.limit_used)
-        mantissa_q, exponent_q = math.frexp(self.qmax)
-        return exponent.astype(np.int64) - exponent_q + (mantissa.astype(np.float64) > mantissa_q)
-
-    def calibrate(self, maxima: Floats) -> None:
-        self.decayed = maxima.copy()
-        self.limit = self.limit_used = self._target()
-
-    def keep_before(self) -> None:
-        """An update is about to change the state: the next gradients are of what it is now."""
-        self.weight_used.copy_(self.weight)
-        self.limit_used = self.limit.copy()
-
-    def rescale(self, maxima: Floats) -> None:
-        delayed = self.limit_used is not self.limit
-        self.decayed = np.maximum(self.decayed * F32(0.9), maxima)
-        self.limit = np.minimum(np.maximum(self._target(), self.limit * F32(0.5)), self.limit * F32(8))
-        if not delayed:
-            self.limit_used = self.limit
-
-    def _target(self) -> Floats:
-        over = np.maximum(self.decayed, self.decayed.max() * F32(0.25)) * F32(2)
-        return np.maximum(over, F32(2.0**-60))
 
 
 @dataclass(frozen=True)
@@ -114,22 +45,6 @@ class StepReport:
     learning_rate: float
     skipped: tuple[int, ...]
     measured: dict[str, Measured]
-
-
-def _largest(view: Tensor) -> Tensor:
-    """max |x| over the last dimension, by halves: some ten times faster than ``amax`` on short rows."""
-    x = view.abs()
-    while x.shape[-1] > 8:
-        half = x.shape[-1] // 2
-        folded = torch.maximum(x[..., :half], x[..., half : 2 * half])
-        if x.shape[-1] % 2:
-            folded[..., 0] = torch.maximum(folded[..., 0], x[..., -1])
-        x = folded
-    return x.amax(dim=-1)
-
-
-def _scalar(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float32)
 
 
 class Reference:
@@ -156,16 +71,17 @@ class Reference:
         self.delayed = bool(config.pipeline.update_delay)
         self.tied = bool(model_config.get("tie_word_embeddings", False))
         self.deviation = float(model_config.get("initializer_range", 0.02))
+        self.norm_start = norm_start(model_config)
         self.model = build_model(config, model_config, tied=False)
         cut_for(config, self.model, cuts)
-        self.parameters: dict[str, Tensor] = dict(self.model.named_parameters())
+        self.parameters: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
         self.entries = [self._entry(name) for name in self.parameters if not (self.tied and name == HEAD)]
         self.updates = 0
         self.initial_state()
 
     def _entry(self, name: str) -> Entry:
         shape = tuple(self.parameters[name].shape)
-        by_row = name in (EMBEDDING, HEAD) or len(shape) == 3
+        by_row = name in (EMBEDDING, HEAD) or len(shape) == 3 or (len(shape) == 2 and ".experts." in name)
         rows = shape[0] if by_row else 1
         pair = self.tied and name == EMBEDDING
         qmax = self.config.merge.qmax or _default_qmax(self.config.pipeline.microbatches)
@@ -178,7 +94,7 @@ class Reference:
     def initial_state(self) -> None:
         """Weights of §10, moments zero, no scales yet."""
         for entry in self.entries:
-            entry.weight = draw(entry.name, entry.shape, self.config.run.seed, self.deviation)
+            entry.weight = draw(entry.name, entry.shape, self.config.run.seed, self.deviation, self.norm_start)
             entry.m, entry.v = torch.zeros(entry.shape), torch.zeros(entry.shape)
             blocks = entry.rows * -(-entry.length // BLOCK)
             entry.decayed, entry.limit = np.zeros(blocks, F32), np.zeros(blocks, F32)
@@ -195,20 +111,37 @@ class Reference:
 
     # §4
 
-    def _chunk_loss(self, rows: Tensor) -> Tensor:
-        config = self.config
+    def _chunk_loss(self, rows: Tensor, *, routers: bool = False) -> Tensor:
+        """With ``routers`` and the model's router loss."""
+        config, settings = self.config, self.model.config
+        routers = (
+            routers and bool(getattr(settings, "output_router_logits", False)) and hasattr(self.model, "num_experts")
+        )
+        divisor = config.pipeline.microbatch_rows * config.data.sequence_length
+        balance: Tensor | None = None
         with torch.autocast("cpu", torch.bfloat16, enabled=config.precision.compute == "bf16", cache_enabled=False):
-            hidden = self.model.model(input_ids=rows[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
+            made = self.model.model(input_ids=rows[:, :-1], use_cache=False, output_router_logits=routers)
+            hidden = made.last_hidden_state.flatten(0, 1)
             labels = rows[:, 1:].reshape(-1)
             total: Tensor | None = None
             for begin in range(0, len(labels), config.objective.ce_chunk_tokens):
                 piece = slice(begin, begin + config.objective.ce_chunk_tokens)
-                logits = self.model.lm_head(hidden[piece]).float()
+                logits = self.model.lm_head(hidden[piece])
+                cap = getattr(settings, "final_logit_softcapping", None)
+                if cap is not None:
+                    logits = torch.tanh(logits / cap) * cap
+                logits = logits.float()
                 loss = functional.cross_entropy(logits, labels[piece], reduction="sum")
                 total = loss if total is None else total + loss
+            if routers:
+                library: Any = sys.modules[type(self.model).__module__]
+                counts = (self.model.num_experts, self.model.num_experts_per_tok)
+                weight = self.model.router_aux_loss_coef * (len(labels) / divisor)
+                balance = weight * library.load_balancing_loss_func(made.router_logits, *counts)
         if total is None:
             raise InputError("a chunk without tokens")
-        return total / _scalar(float(config.pipeline.microbatch_rows * config.data.sequence_length))
+        loss = total / scalar(float(divisor))
+        return loss if balance is None else loss + balance
 
     def _chunks(self, rows: NDArray[np.int64]) -> tuple[Tensor, ...]:
         return torch.from_numpy(rows).split(self.config.pipeline.microbatch_rows // self.config.pipeline.chunks)
@@ -219,7 +152,7 @@ class Reference:
             parameter.grad = None
         loss: Tensor | None = None
         for chunk in self._chunks(training_rows(self.config, self.tokens, t, m)):
-            part = self._chunk_loss(chunk)
+            part = self._chunk_loss(chunk, routers=True)
             part.backward()
             loss = part.detach() if loss is None else loss + part.detach()
         return math.nan if loss is None else loss.item()
@@ -296,7 +229,7 @@ class Reference:
                 measured[entry.name] = measurement.result(entry.name, gradient)
             if self.delayed:
                 entry.keep_before()
-            self._adamw(entry, gradient.mul_(_scalar(coefficient)), t)
+            self._adamw(entry, gradient.mul_(scalar(coefficient)), t)
             entry.rescale(gathered.maxima[entry.name])
         self.updates = t + 1
         loss, rate = _sum(gathered.losses) / count, learning_rate(self.config, t)
@@ -317,14 +250,14 @@ class Reference:
         settings, n, rate = self.config.optimizer, t + 1, learning_rate(self.config, t)
         b1, b2 = settings.betas
         weight, m, v = entry.weight, entry.m, entry.v
-        m.mul_(_scalar(b1)).add_(g * _scalar(1 - b1))
-        v.mul_(_scalar(b2)).add_((g * g).mul_(_scalar(1 - b2)))
-        root = (v / _scalar(1 - b2**n)).numpy()
+        m.mul_(scalar(b1)).add_(g * scalar(1 - b1))
+        v.mul_(scalar(b2)).add_((g * g).mul_(scalar(1 - b2)))
+        root = (v / scalar(1 - b2**n)).numpy()
         np.sqrt(root, out=root)  # rounded as IEEE 754 says; torch's own root on a CPU may be a bit off
-        update = (m / _scalar(1 - b1**n)).div_(torch.from_numpy(root).add_(_scalar(settings.epsilon)))
+        update = (m / scalar(1 - b1**n)).div_(torch.from_numpy(root).add_(scalar(settings.epsilon)))
         if len(entry.shape) >= 2 and settings.weight_decay > 0:
-            weight.mul_(_scalar(1 - rate * settings.weight_decay))
-        weight.sub_(update.mul_(_scalar(rate)))
+            weight.mul_(scalar(1 - rate * settings.weight_decay))
+        weight.sub_(update.mul_(scalar(rate)))
 
     # §9 and evaluation
 

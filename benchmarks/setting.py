@@ -18,13 +18,20 @@ from subnet.model.data import DataManifest, TokenStream, permute
 from subnet.run.config import RunConfig
 
 
-def draw(name: str, shape: tuple[int, ...], seed: int, deviation: float) -> Tensor:
+def draw(name: str, shape: tuple[int, ...], seed: int, deviation: float, norm: float = 1.0) -> Tensor:
     """The initial value of one tensor (§10)."""
-    if len(shape) < 2:
-        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+    if name.endswith("bias"):
+        return torch.zeros(shape)
+    if name.endswith("norm.weight"):
+        return torch.full(shape, norm)
     digest = blake3(b"iota/init/1\0" + struct.pack("<Q", seed) + name.encode()).digest()
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") & (2**63 - 1))
     return torch.empty(shape).normal_(0.0, deviation, generator=generator)
+
+
+def norm_start(model_config: dict[str, Any]) -> float:
+    """Gemma's norms multiply by one more than their weight."""
+    return 0.0 if str(model_config.get("model_type")).startswith("gemma") else 1.0
 
 
 def training_rows(config: RunConfig, tokens: NDArray[Any], t: int, m: int) -> NDArray[np.int64]:

@@ -15,9 +15,10 @@ import torch
 from blake3 import blake3
 
 from iota.prepare import PreparedData, Progress, prepare_for_run
-from subnet.model.checkpoints import PretrainedDirectory, initial_tensor
+from subnet.model.checkpoints import draw_weights
 from subnet.model.data import check_data
 from subnet.model.plan import ModelPlan
+from subnet.model.pretrained import PretrainedDirectory
 from subnet.model.registry import Architecture, check_run, load_architecture, plan_model
 from subnet.model.snapshots import SnapshotManifest, array_bytes, store_tensor
 from subnet.numerics.layout import TensorSpec
@@ -119,9 +120,8 @@ def _initial(plan: ModelPlan, source: PretrainedDirectory | None) -> Iterator[tu
         for spec, tensor in source.read(plan.canonical):
             yield spec, _bytes_of(tensor)
         return
-    spread, seed = float(plan.model_config["initializer_range"]), plan.config.run.seed
-    for spec in plan.canonical:
-        yield spec, _bytes_of(initial_tensor(spec, seed=seed, initializer_range=spread))
+    for spec, (_, tensor) in zip(plan.canonical, draw_weights(plan, plan.canonical), strict=True):
+        yield spec, _bytes_of(tensor)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from subnet.errors import ConfigError, HashMismatch, InputError
-from subnet.model.checkpoints import PretrainedDirectory, initial_weights, plan_shards, write_pretrained
+from subnet.model.checkpoints import initial_weights, plan_shards, write_pretrained
+from subnet.model.pretrained import PretrainedDirectory
 from subnet.model.registry import load_architecture
 from subnet.model.snapshots import ChunkRef, SnapshotManifest, cut_array, decode_manifest, fill_array, store_tensor
 from subnet.numerics.layout import TensorSpec

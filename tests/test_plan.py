@@ -121,7 +121,8 @@ def saved_bytes(plan: ModelPlan, stage: int) -> int:
         return tensor
 
     module(x.detach())  # makes the constants of the shape
-    _, rotary, mask = next(iter(module._constants.values()))
+    constants = next(iter(module._constants.values()))
+    (rotary,), (mask,) = constants.rotary.values(), constants.masks.values()
     shared |= {table.untyped_storage().data_ptr() for table in rotary}
     assert mask is None or plan.config.model.attention == "eager"
     if mask is not None:

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.entry import Entry
 from benchmarks.plain import Plain
-from benchmarks.reference import EMBEDDING, HEAD, Entry, Reference
+from benchmarks.reference import EMBEDDING, HEAD, Reference
 from benchmarks.setting import draw, training_rows
 from subnet.errors import InputError
 from subnet.run.config import (

@@ -31,7 +31,7 @@ from subnet.model.items import (
     sum_bits,
 )
 from subnet.model.plan import ModelPlan
-from subnet.model.stage import StageModule
+from subnet.model.stage import Boundary, StageModule
 from subnet.numerics.fixed_point import ItemStats, NonFiniteGradient, PartialSum, add_item_to_sections
 from subnet.timing import SYSTEM_CLOCK, Clock
 from subnet.words import CALIBRATION_STEP, ItemKey
@@ -167,7 +167,7 @@ class StageExecutor:
         keep = keep_graph and training and self.can_retain()
         graphs: list[ChunkGraph] = []
         losses: list[Tensor] = []
-        hidden: list[Tensor] = []
+        hidden: list[Boundary] = []
         with failing(item):
             for number, given in enumerate(inputs):
                 # Training items always run with gradients on: some kernels are chosen by whether they are wanted.
@@ -175,7 +175,7 @@ class StageExecutor:
                     graph = self._measured(module, given)
                 else:
                     graph = self._forward_chunk(module, given, training=training, loss_grad=keep)
-                hidden.append(graph.hidden_BLH.detach())
+                hidden.append(graph.out)
                 if graph.loss is not None:
                     losses.append(graph.loss.loss)
                 if keep:
@@ -210,18 +210,18 @@ class StageExecutor:
         if not self._is_training(item):
             raise InputError(f"{item} is a hold-out item: it has no backward")
         self._check_partial(item, partial)
-        grads = (
-            self._shape.boundary(grad, self.state.device, "gradient") if not self._is_last else [None] * self._chunks
-        )
+        grads: Sequence[Boundary | None] = [None] * self._chunks
+        if not self._is_last:
+            grads = self._shape.boundary(grad, self.state.device, "gradient")
         kept = self._graphs.pop(item, None)
         inputs = self._inputs(x, tokens, check_finite=True) if kept is None else []
-        summed, losses, out = GradientSum(), list[Tensor](), list[Tensor]()
+        summed, losses, out = GradientSum(), list[Tensor](), list[Boundary]()
         with failing(item):
             for number in range(self._chunks):
                 if kept is None:
                     graph = self._forward_chunk(module, inputs[number], training=True, loss_grad=True)
                 else:
-                    graph, kept[number] = kept[number], ChunkGraph(None, torch.empty(0), None)
+                    graph, kept[number] = kept[number], ChunkGraph(None, Boundary(torch.empty(0)), None)
                 x_grad = backward_chunk(module, graph, grads[number], summed)
                 if graph.loss is not None:
                     losses.append(graph.loss.loss)
@@ -290,7 +290,7 @@ class StageExecutor:
         if graph.loss is not None:
             count(graph.loss.hidden_grad_BLH)
             count(graph.loss.head_grad_VH)
-        shared = [t for t in (given.x_BLH, given.tokens_BL, given.labels_BL) if t is not None]
+        shared = [t for t in (*(given.x or ()), given.tokens_BL, given.labels_BL) if t is not None]
         once = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in shared}
         per_chunk = sum(size for pointer, size in storages.items() if pointer not in once)
         self.item_graph_bytes = per_chunk * self._chunks + sum(once.values())
@@ -300,13 +300,13 @@ class StageExecutor:
         ids: Sequence[Tensor | None] = [None] * self._chunks
         if self._is_first or self._is_last:
             ids = self._shape.tokens(tokens, self.state.device, is_first=self._is_first)
-        hidden: Sequence[Tensor | None] = [None] * self._chunks
+        hidden: Sequence[Boundary | None] = [None] * self._chunks
         if not self._is_first:
             hidden = self._shape.boundary(x, self.state.device, "input", finite=check_finite)
         return [
             ChunkInput(
                 tokens_BL=t[:, :-1] if t is not None and self._is_first else None,
-                x_BLH=h,
+                x=h,
                 labels_BL=t[:, 1:] if t is not None and self._is_last else None,
             )
             for t, h in zip(ids, hidden, strict=True)

@@ -9,17 +9,18 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import msgspec
 import torch
 from blake3 import blake3
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig
 
 from subnet.errors import ConfigError, OutOfSpace
+from subnet.model.checkpoint_names import stored_parts
+from subnet.model.families import FAMILIES, Family
 from subnet.model.plan import ModelPlan
 from subnet.model.registry import load_architecture
 from subnet.numerics.layout import TensorSpec
@@ -39,12 +40,12 @@ TOKENIZER_FILES = (
 )
 
 
-def initial_tensor(spec: TensorSpec, *, seed: int, initializer_range: float) -> Tensor:
+def initial_tensor(spec: TensorSpec, *, seed: int, initializer_range: float, norm_start: float = 1.0) -> Tensor:
     """One entry of the canonical list, from a generator of its own: the same whatever else is drawn."""
-    if spec.name.endswith(".bias"):
+    if spec.name.endswith("bias"):
         return torch.zeros(spec.shape)
-    if len(spec.shape) < 2:
-        return torch.ones(spec.shape)
+    if spec.name.endswith("norm.weight"):
+        return torch.full(spec.shape, norm_start)
     digest = blake3(b"iota/init/1\0" + seed.to_bytes(8, "little") + spec.name.encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") & (2**63 - 1))
     return torch.empty(spec.shape).normal_(0.0, initializer_range, generator=generator)
@@ -52,66 +53,15 @@ def initial_tensor(spec: TensorSpec, *, seed: int, initializer_range: float) -> 
 
 def initial_weights(plan: ModelPlan, specs: Sequence[TensorSpec] | None = None) -> dict[str, Tensor]:
     """Initial weights of these entries, or of the whole model."""
+    return dict(draw_weights(plan, plan.canonical if specs is None else specs))
+
+
+def draw_weights(plan: ModelPlan, specs: Sequence[TensorSpec]) -> Iterator[tuple[str, Tensor]]:
+    """Names and initial weights, one at a time."""
     spread, seed = float(plan.model_config["initializer_range"]), plan.config.run.seed
-    chosen = plan.canonical if specs is None else specs
-    return {spec.name: initial_tensor(spec, seed=seed, initializer_range=spread) for spec in chosen}
-
-
-class PretrainedDirectory:
-    """A Hugging Face directory, read lazily: only the tensors asked for are touched, none is ever unpickled."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        if not directory.is_dir():
-            raise ConfigError(f"{directory} is not a directory", hint="model.pretrained takes a local directory")
-        self.model_config = self._read_json("config.json")
-        self._file_of = self._index()
-
-    def _read_json(self, name: str) -> dict[str, Any]:
-        path = self.directory / name
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        except (OSError, msgspec.MsgspecError) as error:
-            raise ConfigError(f"{path} can't be read: {error}") from error
-
-    def _index(self) -> dict[str, Path]:
-        if (self.directory / INDEX_FILE).exists():
-            weight_map = self._read_json(INDEX_FILE).get("weight_map")
-            if not isinstance(weight_map, dict):
-                raise ConfigError(f"{self.directory / INDEX_FILE} has no weight_map")
-            files = cast("dict[str, object]", weight_map)
-            if any(not isinstance(f, str) or Path(f).name != f for f in files.values()):
-                raise ConfigError(f"{self.directory / INDEX_FILE} names a file outside its directory")
-            return {name: self.directory / str(file) for name, file in files.items()}
-        path = self.directory / SINGLE_FILE
-        if not path.exists():
-            raise ConfigError(f"{self.directory} has no {SINGLE_FILE}", hint="only safetensors weights are read")
-        with self._open(path) as opened:
-            return dict.fromkeys(opened.keys(), path)
-
-    def _open(self, path: Path) -> Any:
-        try:
-            return safe_open(path, framework="pt")
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{path} can't be read: {error}") from error
-
-    def read(self, specs: Sequence[TensorSpec]) -> Iterator[tuple[TensorSpec, Tensor]]:
-        """These tensors as fp32, one at a time; raises :class:`ConfigError` where one is missing or misshapen."""
-        path: Path | None = None
-        opened: Any = None
-        for spec in specs:
-            file = self._file_of.get(spec.name)
-            if file is None:
-                raise ConfigError(f"{self.directory} has no tensor {spec.name}")
-            if file != path:
-                opened, path = self._open(file), file
-            try:
-                tensor: Tensor = opened.get_tensor(spec.name)
-            except SafetensorError as error:
-                raise ConfigError(f"{file}: {spec.name} can't be read: {error}") from error
-            if tuple(tensor.shape) != spec.shape or not tensor.is_floating_point():
-                raise ConfigError(f"{file}: {spec.name} is {tuple(tensor.shape)} {tensor.dtype}, not {spec.shape}")
-            yield spec, tensor.to(torch.float32).contiguous()
+    start = FAMILIES[str(plan.model_config["model_type"])].norm_start
+    for spec in specs:
+        yield spec.name, initial_tensor(spec, seed=seed, initializer_range=spread, norm_start=start)
 
 
 def plan_shards(specs: Sequence[TensorSpec], max_shard_bytes: int) -> list[list[TensorSpec]]:
@@ -148,7 +98,7 @@ def write_pretrained(
     staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         _write_configs(staging, model_config)
-        _write_weights(staging, specs, read, max_shard_bytes)
+        _write_weights(staging, FAMILIES[str(model_config["model_type"])], specs, read, max_shard_bytes)
         if tokenizer is not None:
             _copy_tokenizer(tokenizer, staging, model_config)
         for path in staging.iterdir():
@@ -187,22 +137,35 @@ def _write_configs(staging: Path, model_config: Mapping[str, Any]) -> None:
 
 
 def _write_weights(
-    staging: Path, specs: Sequence[TensorSpec], read: Callable[[TensorSpec], Tensor], max_shard_bytes: int
+    staging: Path,
+    family: Family,
+    specs: Sequence[TensorSpec],
+    read: Callable[[TensorSpec], Tensor],
+    max_shard_bytes: int,
 ) -> None:
     shards = plan_shards(specs, max_shard_bytes)
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         name = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {spec.name: read(spec).detach().cpu().contiguous() for spec in shard}
+        tensors: dict[str, Tensor] = {}
         for spec in shard:
-            if tuple(tensors[spec.name].shape) != spec.shape:
-                raise ValueError(f"{spec.name}: {tuple(tensors[spec.name].shape)} instead of {spec.shape}")
+            tensors.update(_as_stored(family, spec, read(spec).detach().cpu()))
         save_file(tensors, staging / name, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(tensors, name))
     if len(shards) > 1:
         total = sum(4 * spec.num_elements for spec in specs)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (staging / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def _as_stored(family: Family, spec: TensorSpec, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    if tuple(tensor.shape) != spec.shape:
+        raise ValueError(f"{spec.name}: {tuple(tensor.shape)} instead of {spec.shape}")
+    for part in stored_parts(family, spec):
+        if part.expert is None:
+            yield part.name, tensor.contiguous()
+        else:
+            yield part.name, tensor[part.expert, part.start : part.end].clone()
 
 
 def _copy_tokenizer(source: Path, staging: Path, model_config: Mapping[str, Any]) -> None:

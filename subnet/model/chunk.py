@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from subnet.model.plan import ModelPlan
-from subnet.model.stage import Leaf, LossResult, StageModule
+from subnet.model.stage import Boundary, Leaf, LossResult, StageModule
 
 
 @dataclass(frozen=True)
 class ChunkInput:
-    """What a stage needs of a chunk: tokens at the first stage, hidden states elsewhere, labels at the last."""
+    """What a stage needs of a chunk: tokens at the first stage, a boundary elsewhere, labels at the last."""
 
     tokens_BL: Tensor | None = None
-    x_BLH: Tensor | None = None
+    x: Boundary | None = None
     labels_BL: Tensor | None = None
 
 
@@ -40,9 +40,13 @@ class LossShape:
 class ChunkGraph:
     """A forward's result; with gradients wanted, the graph behind it."""
 
-    x_BLH: Tensor | None
-    hidden_BLH: Tensor
+    x: Boundary | None
+    out: Boundary
     loss: LossResult | None
+
+    @property
+    def hidden_BLH(self) -> Tensor:
+        return self.out.hidden_BLH
 
 
 @dataclass
@@ -56,6 +60,8 @@ class GradientSum:
         for leaf in leaves:
             grad = leaf.parameter.grad if leaf.name != "lm_head.weight" else head_grad_VH
             leaf.parameter.grad = None
+            if not leaf.trained:
+                grad = torch.zeros_like(leaf.master)
             if grad is None:
                 raise RuntimeError(f"{leaf.name} got no gradient")
             seen = self.grads.get(leaf.name)
@@ -71,40 +77,55 @@ def forward_chunk(
     """Hidden states out and, at the last stage, the chunk's loss.
 
     ``grad``: build the graph. ``loss_grad``: at the last stage also differentiate the loss, which backward needs.
+    The router loss is part of what is trained, not of what is reported of the hold-out (no ``grad``).
     """
-    x = given.x_BLH
+    x = given.x
     if x is not None and grad:
-        x = x.detach().requires_grad_(True)
-    source = given.tokens_BL if x is None else x
+        routing = None if x.routing_2E is None else x.routing_2E.detach().requires_grad_(True)
+        x = Boundary(x.hidden_BLH.detach().requires_grad_(True), routing)
+    source = Boundary(given.tokens_BL) if x is None and given.tokens_BL is not None else x
     if source is None:
         raise RuntimeError("a chunk needs tokens or hidden states")
     with torch.set_grad_enabled(grad):
-        hidden_BLH: Tensor = module(source)
+        out = module.through(source)
     loss: LossResult | None = None
     if module.spec.is_last:
         if given.labels_BL is None:
             raise RuntimeError("the last stage needs labels")
         loss = module.chunk_loss(
-            hidden_BLH,
+            out.hidden_BLH,
             given.labels_BL,
             divisor=shape.divisor,
             piece_tokens=shape.piece_tokens,
             want_grad=grad and loss_grad,
+            routing_2E=out.routing_2E if grad else None,
         )
-    return ChunkGraph(x, hidden_BLH, loss)
+    return ChunkGraph(x, out, loss)
 
 
-def backward_chunk(module: StageModule, graph: ChunkGraph, grad_BLH: Tensor | None, into: GradientSum) -> Tensor | None:
+def backward_chunk(module: StageModule, graph: ChunkGraph, grad: Boundary | None, into: GradientSum) -> Boundary | None:
     """Add the chunk's parameter gradients to ``into``; returns the gradient of its input (None at the first stage)."""
     head_grad_VH = None
     if graph.loss is not None:
-        grad_BLH, head_grad_VH = graph.loss.hidden_grad_BLH, graph.loss.head_grad_VH
-    if grad_BLH is None:
+        if graph.loss.hidden_grad_BLH is None:
+            raise RuntimeError("the loss was not differentiated")
+        grad = Boundary(graph.loss.hidden_grad_BLH, graph.loss.routing_grad_2E)
+        head_grad_VH = graph.loss.head_grad_VH
+    if grad is None:
         raise RuntimeError("a stage before the last needs the gradient of its output")
     try:
-        torch.autograd.backward(graph.hidden_BLH, grad_BLH)
+        roots, grads = [graph.out.hidden_BLH], [grad.hidden_BLH]
+        if graph.out.routing_2E is not None and grad.routing_2E is not None and graph.out.routing_2E.requires_grad:
+            roots.append(graph.out.routing_2E)
+            grads.append(grad.routing_2E)
+        torch.autograd.backward(roots, grads)
         into.collect(module.bound, head_grad_VH)
     finally:
         for leaf in module.bound:
             leaf.parameter.grad = None
-    return None if graph.x_BLH is None else graph.x_BLH.grad
+    if graph.x is None:
+        return None
+    x, routing_2E = graph.x
+    if x.grad is None:
+        raise RuntimeError("the input got no gradient")
+    return Boundary(x.grad, None if routing_2E is None else routing_2E.grad)

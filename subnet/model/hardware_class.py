@@ -1,7 +1,7 @@
 """Golden tasks: one hash a stage that two machines share only if they compute the stage's arithmetic to the same bits.
 
-A task runs one real chunk (real rows, length, widths, threads, precision) through the stage cut down to a single layer:
-all layers of a stage have equal shapes, so one layer runs every kernel, with embedding, norm, head and loss where the
+A task runs one real chunk (real rows, length, widths, threads, precision) through the stage cut down to the first layer of
+each kind: layers of a kind have equal shapes, so they run every kernel, with embedding, norm, head and loss where the
 stage has them; then backward, and quantising with gradients of the real shapes. Inputs come from integers alone, since
 random normals differ between instruction sets. Stages of the same make-up share one run.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from subnet.model.chunk import ChunkInput, GradientSum, LossShape, backward_chunk, forward_chunk
 from subnet.model.plan import ModelPlan
 from subnet.model.registry import load_architecture
-from subnet.model.stage import StageModule, StageSpec, stage_spec
+from subnet.model.stage import Boundary, StageModule, StageSpec, stage_spec
 from subnet.numerics.fixed_point import PartialSum, exponents, update_scales
 from subnet.numerics.layout import TensorSpec, build_layout
 
@@ -27,7 +27,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class _Task:
-    """A stage of one layer."""
+    """A stage of one layer of each kind."""
 
     plan: ModelPlan
     spec: StageSpec
@@ -37,11 +37,13 @@ class _Task:
 
 def hardware_class(plan: ModelPlan, device: torch.device | str = "cpu") -> tuple[str, ...]:
     """The golden hash of each stage on this device, with this process's threads; call ``prepare_torch`` before."""
-    done: dict[tuple[bool, bool], str] = {}
+    done: dict[tuple[object, ...], str] = {}
+    architecture = load_architecture(plan.model_config)
     hashes: list[str] = []
     for stage in range(plan.num_stages):
         spec = stage_spec(plan, stage)
-        make_up = (spec.is_first, spec.is_last)
+        kinds = dict.fromkeys(architecture.layer_kind(layer) for layer in spec.layers)
+        make_up = (spec.is_first, spec.is_last, tuple(kinds))
         if make_up not in done:
             done[make_up] = golden_hash(plan, stage, device)
         hashes.append(done[make_up])
@@ -51,8 +53,10 @@ def hardware_class(plan: ModelPlan, device: torch.device | str = "cpu") -> tuple
 def golden_hash(plan: ModelPlan, stage: int, device: torch.device | str = "cpu") -> str:
     """Run one stage's golden task."""
     whole = stage_spec(plan, stage)
-    spec = StageSpec(range(whole.layers.start, whole.layers.start + 1), whole.is_first, whole.is_last)
-    dropped = {s.name for layer in whole.layers[1:] for s in plan.units.units[layer + 1]}
+    architecture = load_architecture(plan.model_config)
+    kinds = {architecture.layer_kind(layer): layer for layer in reversed(whole.layers)}
+    spec = StageSpec(sorted(kinds.values()), whole.is_first, whole.is_last)
+    dropped = {s.name for layer in whole.layers if layer not in spec.layers for s in plan.units.units[layer + 1]}
     tensors = tuple(s for s in plan.stage_tensors[stage] if s.name not in dropped)
     return _run(_Task(plan, spec, tensors, torch.device(device)))
 
@@ -67,13 +71,13 @@ def _run(task: _Task) -> str:
     )
     weights = {spec.name: _weight(spec, salt).to(task.device) for salt, spec in enumerate(task.tensors)}
     module.bind(weights)
-    given, grad_BLH = _inputs(task)
+    given, grad = _inputs(task, module.architecture.num_routed)
     graph = forward_chunk(module, given, LossShape.of(plan), grad=True, loss_grad=True)
     summed = GradientSum()
-    x_grad = backward_chunk(module, graph, grad_BLH, summed)
+    x_grad = backward_chunk(module, graph, grad, summed)
     hasher = blake3(b"iota/golden/1\0" + torch.__version__.encode())
-    outputs = [graph.hidden_BLH, x_grad, graph.loss.loss if graph.loss is not None else None, *summed.grads.values()]
-    for tensor in outputs:
+    loss = graph.loss.loss if graph.loss is not None else None
+    for tensor in (*graph.out, *(x_grad or ()), loss, *summed.grads.values()):
         if tensor is not None:
             _absorb(hasher, tensor)
     for tensor in _quantised(task, module, summed):
@@ -102,23 +106,26 @@ def _quantised(task: _Task, module: StageModule, summed: GradientSum) -> list[Te
     return found
 
 
-def _inputs(task: _Task) -> tuple[ChunkInput, Tensor | None]:
+def _inputs(task: _Task, routed: int) -> tuple[ChunkInput, Boundary | None]:
     pipeline, length = task.plan.config.pipeline, task.plan.config.data.sequence_length
     rows = pipeline.microbatch_rows // pipeline.chunks
     shape = (rows, length, task.plan.hidden_size)
     tokens = (_integers(rows * (length + 1), 7).astype(np.int64) % task.plan.vocab_size).reshape(rows, length + 1)
     ids = torch.from_numpy(tokens).to(task.device)
+    sums = _fractions((2, routed), 19, 2.0**-15).to(task.device) + 2.0 if routed else None
     given = ChunkInput(
         tokens_BL=ids[:, :-1] if task.spec.is_first else None,
-        x_BLH=None if task.spec.is_first else _fractions(shape, 11, 2.0**-15).to(task.device),
+        x=None if task.spec.is_first else Boundary(_fractions(shape, 11, 2.0**-15).to(task.device), sums),
         labels_BL=ids[:, 1:] if task.spec.is_last else None,
     )
-    return given, None if task.spec.is_last else _fractions(shape, 13, 2.0**-25).to(task.device)
+    if task.spec.is_last:
+        return given, None
+    return given, Boundary(_fractions(shape, 13, 2.0**-25).to(task.device), sums)
 
 
 def _weight(spec: TensorSpec, salt: int) -> Tensor:
     if len(spec.shape) < 2:
-        return _fractions(spec.shape, salt + 17, 2.0**-18) + (0.0 if spec.name.endswith(".bias") else 1.0)
+        return _fractions(spec.shape, salt + 17, 2.0**-18) + (0.0 if spec.name.endswith("bias") else 1.0)
     return _fractions(spec.shape, salt + 17, 2.0**-20)
 
 

@@ -1,6 +1,7 @@
 """What crosses an item's border: foreign buffers checked before use, results as bytes, failures as reproducible hashes.
 
-Shape suffixes: B rows of a chunk, L positions, H hidden size.
+Where a model has a router loss, each chunk's two sums of experts follow the hidden states, in fp32, whatever their code.
+Shape suffixes: B rows of a chunk, L positions, H hidden size, 2E sums of the router loss.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from subnet.errors import InputError, IotaError
+from subnet.model.families import num_routed
 from subnet.model.plan import ModelPlan
-from subnet.model.stage import IGNORED_LABEL
+from subnet.model.stage import IGNORED_LABEL, Boundary
 from subnet.numerics.codes import RAW, Buffer, coded_size, decode, encode
 from subnet.words import ItemKey
 
@@ -107,9 +109,13 @@ def sum_bits(losses: Sequence[Tensor]) -> int:
     return int(total.reshape(1).cpu().numpy().view(np.uint32)[0])
 
 
-def boundary_bytes(chunks: Sequence[Tensor]) -> memoryview:
-    """The chunks stacked, as bytes of (rows, L, H) fp32."""
-    whole = torch.cat(tuple(chunks)) if len(chunks) > 1 else chunks[0]
+def boundary_bytes(chunks: Sequence[Boundary]) -> memoryview:
+    """The chunks' hidden states stacked (rows, L, H), then their router sums (chunks, 2, E), as bytes of fp32."""
+    hidden = [chunk.hidden_BLH for chunk in chunks]
+    routing = [chunk.routing_2E for chunk in chunks if chunk.routing_2E is not None]
+    whole = torch.cat(hidden) if len(hidden) > 1 else hidden[0]
+    if routing:
+        whole = torch.cat([part.detach().reshape(-1) for part in (whole, *routing)])
     return whole.detach().contiguous().cpu().numpy().data.cast("B")
 
 
@@ -124,6 +130,8 @@ class ItemShape:
     vocab: int
     code: str = RAW
     """What boundaries are rounded to, :mod:`subnet.numerics.codes`."""
+    routed: int = 0
+    """Experts of the router loss, whose sums go with each chunk."""
 
     @staticmethod
     def of(plan: ModelPlan) -> ItemShape:
@@ -135,23 +143,45 @@ class ItemShape:
             hidden=plan.hidden_size,
             vocab=plan.vocab_size,
             code=pipeline.boundary_code,
+            routed=num_routed(plan.model_config),
         )
 
     @property
+    def routing_bytes(self) -> int:
+        """Bytes at the end of a boundary that are router sums."""
+        return 4 * 2 * self.routed * self.chunks
+
+    @property
     def boundary_size_bytes(self) -> int:
-        return coded_size(self.code, self.rows * self.length, self.hidden, self.chunks)
+        return coded_size(self.code, self.rows * self.length, self.hidden, self.chunks) + self.routing_bytes
 
     def coded(self, output: memoryview | None) -> memoryview | None:
         """A boundary as it is hashed, kept and sent, from its fp32 bytes (:func:`boundary_bytes`)."""
         if output is None or self.code == RAW:
             return output
-        return encode(self.code, np.frombuffer(output, dtype=np.float32).reshape(-1, self.hidden), self.chunks)
+        end = len(output) - self.routing_bytes
+        states = np.frombuffer(output[:end], dtype=np.float32).reshape(-1, self.hidden)
+        made = encode(self.code, states, self.chunks)
+        return memoryview(bytes(made) + bytes(output[end:])) if self.routed else made
 
-    def boundary(self, buffer: Buffer | None, device: torch.device, what: str, *, finite: bool = True) -> list[Tensor]:
-        """A foreign buffer as chunks (B, L, H), checked before it is used."""
+    def boundary(
+        self, buffer: Buffer | None, device: torch.device, what: str, *, finite: bool = True
+    ) -> list[Boundary]:
+        """A foreign buffer as chunks (B, L, H) with their router sums, checked before it is used."""
+        data = memoryview(buffer or b"").cast("B")
+        if self.routed and len(data) != self.boundary_size_bytes:
+            raise InputError(f"the {what} has {len(data)} bytes instead of {self.boundary_size_bytes}")
+        end = len(data) - self.routing_bytes
         host = torch.empty((self.rows, self.length, self.hidden), dtype=torch.float32)
-        decode(self.code, buffer or b"", host.view(-1, self.hidden).numpy(), self.chunks, finite=finite, what=what)
-        return list(host.to(device).chunk(self.chunks))
+        decode(self.code, data[:end], host.view(-1, self.hidden).numpy(), self.chunks, finite=finite, what=what)
+        hidden = host.to(device).chunk(self.chunks)
+        if not self.routed:
+            return [Boundary(chunk_BLH) for chunk_BLH in hidden]
+        sums = np.frombuffer(data[end:], dtype="<f4").reshape(self.chunks, 2, self.routed)
+        if finite and not bool(np.isfinite(sums).all()):
+            raise InputError(f"the router sums of the {what} are not finite")
+        routing = torch.from_numpy(sums.astype(np.float32)).to(device)
+        return [Boundary(chunk_BLH, sums_2E) for chunk_BLH, sums_2E in zip(hidden, routing, strict=True)]
 
     def tokens(self, tokens: NDArray[np.integer] | None, device: torch.device, *, is_first: bool) -> list[Tensor]:
         """Rows of L + 1 tokens as chunks; -100 may mask a label, but is no token at the first stage."""

@@ -1,7 +1,8 @@
 """Memory of a miner by stage, from shapes alone: each term is named, its formula checked against autograd. No torch.
 
 The peak is what is always there plus the larger of the two phases of a step, computing and merging. Formulas of saved
-tensors are those of the library's Llama layer, checked against autograd in ``tests/test_plan.py``.
+tensors are those of the library's Llama layer, checked against autograd in ``tests/test_plan.py``; other families' layers
+are taken as a Llama layer of the same widths, experts as an MLP of the width that a token meets (estimates).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from subnet.model.families import num_experts, num_routed
 from subnet.model.plan import ModelPlan
 from subnet.numerics.codes import RAW, coded_size, planes_of
 from subnet.numerics.layout import Section
@@ -79,8 +81,18 @@ class LayerWidths(msgspec.Struct, frozen=True):
     def of(cls, model_config: Mapping[str, Any]) -> LayerWidths:
         hidden, heads = int(model_config["hidden_size"]), int(model_config["num_attention_heads"])
         groups = int(model_config.get("num_key_value_heads") or heads)
-        head_dim = int(model_config.get("head_dim") or hidden // heads)
-        return cls(hidden, heads * head_dim, groups * head_dim, int(model_config["intermediate_size"]), heads)
+        head_dim = int(model_config.get("qk_head_dim") or model_config.get("head_dim") or hidden // heads)
+        return cls(hidden, heads * head_dim, groups * head_dim, _met_width(model_config), heads)
+
+
+def _met_width(model_config: Mapping[str, Any]) -> int:
+    """Intermediate width that a token meets in the widest layer: of the experts, those that it is routed to."""
+    width = int(model_config["intermediate_size"])
+    if not num_experts(model_config):
+        return width
+    expert = int(model_config.get("moe_intermediate_size") or width)
+    met = expert * (int(model_config["num_experts_per_tok"]) + int(model_config.get("n_shared_experts") or 0))
+    return max(met, width) if "moe_intermediate_size" in model_config else met
 
 
 def layer_saved_bytes(widths: LayerWidths, *, rows: int, length: int, compute: str, attention: str) -> int:
@@ -182,7 +194,13 @@ def stage_slice_bytes(plan: ModelPlan, stage: int) -> int:
 def boundary_bytes(plan: ModelPlan) -> int:
     """One microbatch's hidden states in the run's code, as they are kept and sent."""
     pipeline = plan.config.pipeline
-    return coded_size(pipeline.boundary_code, _microbatch_tokens(plan), plan.hidden_size, pipeline.chunks)
+    states = coded_size(pipeline.boundary_code, _microbatch_tokens(plan), plan.hidden_size, pipeline.chunks)
+    return states + routing_bytes(plan)
+
+
+def routing_bytes(plan: ModelPlan) -> int:
+    """What the router loss adds to a boundary: two numbers an expert and chunk."""
+    return 4 * 2 * num_routed(plan.model_config) * plan.config.pipeline.chunks
 
 
 def made_bytes(plan: ModelPlan, stage: int, replicas: int) -> int:
@@ -199,7 +217,9 @@ def boundary_bytes_per_token(plan: ModelPlan) -> float:
 def boundary_parts(plan: ModelPlan) -> tuple[tuple[int, int], ...]:
     """(bytes, bytes of one number) of each part of a boundary, for :mod:`subnet.numerics.planes`."""
     pipeline = plan.config.pipeline
-    return planes_of(pipeline.boundary_code, _microbatch_tokens(plan), plan.hidden_size, pipeline.chunks)
+    parts = planes_of(pipeline.boundary_code, _microbatch_tokens(plan), plan.hidden_size, pipeline.chunks)
+    routing = routing_bytes(plan)
+    return (*parts, (routing, 4)) if routing else parts
 
 
 def coding_bytes(plan: ModelPlan) -> int:

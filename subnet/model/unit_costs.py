@@ -20,17 +20,20 @@ def measure_unit_costs(
 ) -> list[float]:
     """Forward and backward seconds of a chunk for [embedding, layer 0, ..., head]: each the median of three.
 
-    Sets the process's thread count to the run's. A unit whose first run has used its third of ``budget_s`` isn't
-    repeated; identical layers are measured once.
+    Sets the process's thread count to the run's. A unit whose first run has used its share of ``budget_s`` isn't
+    repeated; layers of one kind are measured once.
     """
     prepare_torch(config.precision.num_threads)
     rows, length = config.pipeline.microbatch_rows // config.pipeline.chunks, config.data.sequence_length
     target, hidden = torch.device(device), architecture.hidden_size
     generator = torch.Generator().manual_seed(0)
 
+    kinds = {architecture.layer_kind(i): i for i in reversed(range(architecture.num_layers))}
+
     def module(spec: StageSpec) -> StageModule:
         built = StageModule(architecture, spec, config.model.attention, compute=config.precision.compute)
-        shapes = {name: built.get_parameter(name.removeprefix("model.")).shape for name, _ in built.leaf_names()}
+        held = built.state_dict()
+        shapes = {name: held[name.removeprefix("model.")].shape for name, _ in built.leaf_names()}
         built.bind(
             {
                 entry: torch.empty(shapes[name]).normal_(0.0, 0.02, generator=generator).to(target)
@@ -47,6 +50,9 @@ def measure_unit_costs(
         wanted = [*([x] if x.requires_grad else []), *part.parameters()]
         torch.autograd.grad(part(x), wanted, grad_outputs=gradient_BLH)
 
+    def layer_step(layer: StageModule) -> Callable[[], None]:
+        return lambda: through(layer, states_BLH.detach().requires_grad_())
+
     def head_step() -> None:
         x = states_BLH.detach().requires_grad_()
         y = head(x)
@@ -57,15 +63,13 @@ def measure_unit_costs(
         torch.autograd.grad(y, [x, *norm], grad_outputs=loss.hidden_grad_BLH)
 
     embedding = module(StageSpec(range(0), True, False))
-    layer = module(StageSpec(range(1), False, False))
+    layers = {kind: module(StageSpec([index], False, False)) for kind, index in kinds.items()}
     head = module(StageSpec(range(0), False, True))
-    share_s = budget_s / 3
-    costs = [
-        _median_s(lambda: through(embedding, tokens_BL), share_s, target),
-        _median_s(lambda: through(layer, states_BLH.detach().requires_grad_()), share_s, target),
-        _median_s(head_step, share_s, target),
-    ]
-    return [costs[0], *[costs[1]] * architecture.num_layers, costs[2]]
+    share_s = budget_s / (2 + len(layers))
+    first_s = _median_s(lambda: through(embedding, tokens_BL), share_s, target)
+    layers_s = {kind: _median_s(layer_step(layer), share_s, target) for kind, layer in layers.items()}
+    last_s = _median_s(head_step, share_s, target)
+    return [first_s, *(layers_s[architecture.layer_kind(i)] for i in range(architecture.num_layers)), last_s]
 
 
 def _median_s(work: Callable[[], None], budget_s: float, device: torch.device) -> float:
