@@ -30,7 +30,6 @@ def with_a_swarm() -> tuple[list[float], float]:
             optimizer=iota.AdamW(lr=LR, betas=(0.9, 0.95), weight_decay=0.1, clip_norm=1.0),
             schedule=iota.Constant(steps=STEPS),
             stages=3,
-            evaluation={"rows": 64},
         )
         return [report.loss for report in run], run.evaluate().loss
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from miner.blobs import Blobs
-from subnet.errors import ConfigError, IotaError
+from subnet.errors import ConfigError, IotaError, NotFound
 from subnet.net.client import SignedClient
 from subnet.policy.api import PolicyRequest, PolicyView
-from subnet.protocol.api import ExportInfo, RunStatus, RunSubmission, RunSummary
+from subnet.protocol.api import ControlRequest, ExportInfo, RunStatus, RunSubmission, RunSummary
 from subnet.protocol.follow_api import FollowerStatus
 from subnet.protocol.messages import Hello
-from subnet.protocol.signing import Signer
+from subnet.protocol.signing import Signer, sign_statement
+from subnet.run.control_event import PURPOSE_CONTROL, control_statement
 from subnet.score.api import ScoreDetail, ScoreList
 from subnet.store.presigned import BlobClient
 from subnet.timing import Deadline
@@ -77,6 +79,23 @@ class Remote:
                 return await client.request("POST", "/v1/runs", submission, RunSummary, deadline=deadline)
 
         return asyncio.run(work())
+
+    def control(self, name: str, action: str, deadline: Deadline) -> RunSummary:
+        """Say ``pause``, ``resume`` or ``stop`` of a run that this signer submitted; how it stands then."""
+        run_id = next((run.run_id for run in self.runs(deadline) if run.name == name), None)
+        if run_id is None:
+            raise NotFound(f"{self.url} has no run called {name!r}", hint="see: iota run list")
+
+        async def work(run_id: str) -> RunSummary:
+            async with self._signed(deadline) as client:
+                assert self._signer is not None  # _signed has looked
+                now_ns = time.time_ns()
+                signature = sign_statement(self._signer, PURPOSE_CONTROL, control_statement(run_id, action, now_ns))
+                request = ControlRequest(action, now_ns, signature)
+                path = f"/v1/runs/{quote(name, safe='')}/control"
+                return await client.request("POST", path, request, RunSummary, deadline=deadline)
+
+        return asyncio.run(work(run_id))
 
     def put(
         self,

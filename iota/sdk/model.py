@@ -44,6 +44,9 @@ class Model:
             )
         plain = json.loads(json.dumps(config.to_diff_dict(), default=str))
         plain["model_type"] = config.model_type
+        for key in ("bos_token_id", "eos_token_id"):
+            if plain.get(key) == getattr(type(config)(), key, None):
+                plain.pop(key, None)  # the library's default: the tokenizer's is meant
         return Model(config=plain, attention=attention)
 
     @staticmethod

@@ -20,7 +20,7 @@ import msgspec
 from iota.sdk.callbacks import Callback, Together
 from iota.sdk.report import Disruption, Evaluation, Reader, Seen, StepReport
 from subnet.errors import ConfigError, DeadlinePassed, NotFound, Refused, Unreachable
-from subnet.protocol.api import RunStatus
+from subnet.protocol.api import RunStatus, RunSummary
 from subnet.protocol.wire import decode
 from subnet.run.config import RunConfig
 from subnet.timing import Deadline
@@ -157,6 +157,27 @@ class Run:
             hint='the first comes with its first step, more with evaluation={"every_steps": ...}',
         )
 
+    # ---- its owner's word
+
+    def pause(self) -> RunSummary:
+        """No new step begins; the open ones are finished and sealed. Miners stay. Only whoever submitted the run may say so.
+
+        Raises Refused where the run isn't active, has finished or was stopped.
+        """
+        return self._control("pause")
+
+    def resume(self) -> RunSummary:
+        """Go on with a paused run."""
+        return self._control("resume")
+
+    def stop(self) -> RunSummary:
+        """End the run after the steps that are open, for good: evaluated, stored and rooted like a run of so many steps."""
+        return self._control("stop")
+
+    def _control(self, action: str) -> RunSummary:
+        remote = self.swarm.remote
+        return self.swarm.calls.blocking(lambda: remote(signed=True).control(self.name, action, Deadline.after(CALL_S)))
+
     # ---- weights
 
     def export(self, directory: str | Path, *, step: int | None = None, timeout_s: float = EXPORT_S) -> Exported:
@@ -206,7 +227,7 @@ class Run:
     def _ask_status(self, steps: int) -> RunStatus:
         return self.swarm.remote().status(Deadline.after(CALL_S), run=self.name, steps=steps)
 
-    def _ask_runs(self) -> tuple[Any, ...]:
+    def _ask_runs(self) -> tuple[RunSummary, ...]:
         return self.swarm.remote().runs(Deadline.after(CALL_S))
 
     def _known_config(self) -> RunConfig | None:
