@@ -117,6 +117,7 @@ def run_demo(settings: DemoSettings) -> int:
         with LiveView(plain=settings.plain) as view:
             fleet = f"{settings.num_miners} miners, {config.pipeline.stages} stages"
             view.say(f"{fleet}, {steps} steps; logs in {swarm.directory / 'logs'}")
+            view.say(f"the run's page: {swarm.page_url}")
             story = _Story(swarm, view, kill_at)
             deadline = Deadline.after(_RUN_S)
             swarm.wait_until(

@@ -220,6 +220,11 @@ class LocalSwarm:
     def validator_url(self) -> str:
         return f"http://{HOST}:{self._validator_port(self.leader)}"
 
+    @property
+    def page_url(self) -> str:
+        """What a browser shows of the runs."""
+        return f"{self.validator_url}/"
+
     def owner(self) -> Signer:
         """The subnet owner's hotkey, which submits runs and exports them."""
         return self._keys.signer("owner")

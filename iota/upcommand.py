@@ -54,6 +54,7 @@ def run_up(
         raise ConfigError(f"--restart {restart_s:g} is not allowed", hint="allowed: 0 to 3600 seconds")
     swarm = LocalSwarm(claim_directory(directory), run_file, num_miners, options)
     with swarm, LiveView(plain=plain) as view:
+        view.say(f"the run's page: {swarm.page_url}")
         view.say(f"validator {swarm.validator_url} · chain {swarm.chain_url} · store {swarm.store_url}")
         for number in range(followers):
             name = f"validator-{number + 1}"
