@@ -5,6 +5,7 @@ The processes are started and asked in one thread of their own: the kernel ties 
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
@@ -79,6 +80,7 @@ class OwnSwarm(Swarm):
         except BaseException:
             self._end()
             raise
+        atexit.register(self._at_exit)
         super().__init__(
             url,
             wallet="owner",
@@ -92,8 +94,15 @@ class OwnSwarm(Swarm):
     def close(self) -> None:
         """End every process of the swarm; a temporary directory goes with them."""
         if not self._closed:
+            atexit.unregister(self._at_exit)
             super().close()
             self._end()
+
+    def _at_exit(self) -> None:
+        """The interpreter ends and its threads have: what nobody has closed."""
+        self.processes.stop()
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def kill_miner(self, number: int) -> None:
         """``kill -9`` of a miner (0 is the first): to see that nothing is lost."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Iterator
@@ -47,6 +48,7 @@ class Run:
         self._together = Together(callbacks)
         self._reader = Reader(name, self._ask_status, self._ask_runs, self._known_config)
         self._pending: deque[StepReport | Evaluation | Disruption] = deque()
+        self._looking = threading.Lock()
         self._models: dict[int, tuple[Any, Any]] = {}
 
     def __repr__(self) -> str:
@@ -276,8 +278,9 @@ class Run:
 
     def look(self) -> Seen:
         """One look at the validator; what it brought waits to be taken."""
-        seen = self._reader.look()
-        self._pending.extend(seen.items)
+        with self._looking:  # a look that somebody stopped waiting for may still be under way
+            seen = self._reader.look()
+            self._pending.extend(seen.items)
         return seen
 
     @property

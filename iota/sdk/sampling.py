@@ -7,12 +7,19 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 
 def load(directory: Path) -> tuple[Any, Any]:
     """(model in evaluation mode, tokenizer)."""
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
-    tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    shows = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    finally:
+        if shows:
+            logging.enable_progress_bar()
     return model.eval(), tokenizer
 
 
