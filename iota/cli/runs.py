@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iota.cli import run_words
 from iota.cli.options import (
     DEFAULT_VALIDATOR,
     DEFAULT_WALLETS,
@@ -32,6 +33,7 @@ def add_to(app: typer.Typer) -> None:
     run.command("list")(run_list)
     run.command("status")(run_status)
     run.command("export")(run_export)
+    run_words.add_to(run)
     app.add_typer(data, name="data")
     app.command("plan")(plan)
     app.add_typer(run, name="run")
