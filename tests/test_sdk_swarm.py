@@ -18,6 +18,7 @@ import pytest
 
 import iota
 from benchmarks.determinism import reference_of, trained_root
+from iota.cli.main import main
 from iota.prepare import prepare_data
 from iota.processes import ProcessFailed
 from iota.sdk.local import OwnSwarm
@@ -203,7 +204,8 @@ def test_a_run_is_paused_resumed_and_stopped_by_its_owner(swarm: OwnSwarm, book:
     assert run.state() == "paused"
     assert run.status().summary.waiting_for == "its owner, who has paused it"
     assert _settled(run) == paused
-    run.resume()
+    wallet = ["--validator.url", swarm.url, "--wallet.name", "owner", "--wallet.path", str(swarm.directory / "wallets")]
+    assert main(["run", "resume", "stopped", *wallet]) == 0
     while next(reports).step <= paused:
         pass
     ends = run.stop().steps
