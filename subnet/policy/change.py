@@ -80,7 +80,8 @@ def _nearest(value: Value, old: Plain, new: Plain, *, whole: bool) -> Plain:
     low, high = _reach(value, old)
     if whole:
         low, high = math.ceil(low), math.floor(high)
-    return min(max(new, low), high)
+    nearest = min(max(new, low), high)
+    return new if math.isclose(nearest, new, rel_tol=1e-9, abs_tol=1e-12) else nearest
 
 
 def _reach(value: Value, old: float) -> tuple[float, float]:

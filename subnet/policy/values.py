@@ -43,8 +43,8 @@ class Value:
     def pace(self) -> str:
         """How far one live change may take it, in words."""
         if self.factor:
-            least = f", what is below {self.base:g} counts as that" if self.base else ""
-            return f"times or divided by {self.factor:g} at most{least}"
+            least = f" (less than {self.base:g} counts as {self.base:g})" if self.base else ""
+            return f"by a factor of {self.factor:g} at most{least}"
         if self.step:
             return f"by {self.step:g} at most"
         return "any"
