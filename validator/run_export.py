@@ -55,4 +55,5 @@ def export_info(entry: RunEntry, state: RunState, step: int | None) -> ExportInf
         unit_flops_per_token=submission.unit_flops_per_token,
         tied=submission.tied,
         cuts=entry.plan.cuts,
+        hardware_class=None if state.hardware_class is None else state.hardware_class.hashes,
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from iota.cli import audits, backups, chaos, doctor, policy, runs, scores, services, swarms
+from iota.cli import audits, backups, chaos, doctor, miners, policy, runs, scores, services, swarms
 from neurons.entry import INTERRUPTED, guarded, one_line
 
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
@@ -28,6 +28,7 @@ scores.add_to(app)
 policy.add_to(app)
 audits.add_to(app)
 doctor.add_to(app)
+miners.add_to(app)
 backups.add_to(app)
 
 
@@ -46,7 +47,7 @@ def version() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["miner"]:
+    if arguments[:1] == ["miner"] and arguments[1:2] != ["estimate"]:
         from neurons import miner
 
         return miner.main(arguments[1:])

@@ -164,3 +164,5 @@ class ExportInfo(msgspec.Struct, frozen=True):
     unit_flops_per_token: tuple[float, ...]
     tied: TensorSpec | None
     cuts: tuple[int, ...]
+    hardware_class: tuple[str, ...] | None = None
+    """Golden hashes of the class of machines that may join; None: not settled."""
