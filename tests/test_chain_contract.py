@@ -233,6 +233,25 @@ async def test_registration_takes_a_slot_for_the_price(worlds: Worlds, kind: str
     assert said.code == "SubNetRegistrationDisabled"
 
 
+async def test_what_a_tempo_paid_is_shown(worlds: Worlds, kind: str):
+    neurons = (  # what hotkeys of the owner's coldkey earn is burned: these have another
+        GenesisNeuron(OWNER.hotkey, COLD.hotkey),
+        GenesisNeuron(VALIDATOR.hotkey, POOR.hotkey, 1000.0),
+        GenesisNeuron(MINER.hotkey, POOR.hotkey),
+        GenesisNeuron(OTHER.hotkey, POOR.hotkey),
+    )
+    world = await worlds.make(kind, genesis(tempo=9, neurons=neurons))
+    chain = world.chain()
+    await chain.set_weights(1, {2: 0.25, 3: 0.75})
+    await world.advance(12)
+    graph = await chain.metagraph(1)
+    assert [n.incentive for n in graph.neurons] == pytest.approx([0, 0, 0.25, 0.75], abs=1e-4)
+    assert [n.dividends for n in graph.neurons] == pytest.approx([0, 1, 0, 0], abs=1e-4)
+    _, validator, miner, other = (n.emission for n in graph.neurons)
+    assert miner > 0
+    assert (other, validator) == pytest.approx((3 * miner, 4 * miner), rel=1e-3)
+
+
 async def test_two_processes_with_one_key_both_get_through(worlds: Worlds, kind: str):
     world = await worlds.make(kind)
     first, second = world.chain(), world.chain()

@@ -328,6 +328,8 @@ def _neuron(shown: Any) -> Neuron:
         registered_at_block=shown.block_at_registration,
         axon=_axon(shown.axon),
         incentive=shown.incentive,
+        dividends=shown.dividends,
+        emission=shown.emission.rao / view.RAO_PER_TAO,
     )
 
 

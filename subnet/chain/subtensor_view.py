@@ -35,7 +35,7 @@ HYPERPARAMETER_NAMES: tuple[str, ...] = (
     "MechanismCountCurrent",
 )
 """One storage item per subnet each."""
-SUBNET_NAMES = ("SubnetOwnerHotkey", "Tempo", "ValidatorPermit", "LastUpdate", "Incentive")
+SUBNET_NAMES = ("SubnetOwnerHotkey", "Tempo", "ValidatorPermit", "LastUpdate", "Incentive", "Dividends", "Emission")
 
 
 def storage_index(netuid: int, mechanism: int) -> int:
@@ -124,8 +124,12 @@ def view_neurons(
     owners: Sequence[object],
     stakes: Sequence[float],
 ) -> tuple[Neuron, ...]:
-    """``columns``: permits, last updates and incentives, a value per uid each; the rest in uid order or by key."""
-    permits, updates, incentives = (row(column, "a column of the metagraph") for column in columns)
+    """``columns``: those of :data:`SUBNET_NAMES` from the permits on, a value per uid each; the rest in uid order or by key."""
+    permits, updates, *paid = (row(column, "a column of the metagraph") for column in columns)
+    incentives, dividends, emissions = (
+        [whole(column[uid], name) if uid < len(column) else 0 for uid in range(len(hotkeys))]
+        for column, name in zip(paid, SUBNET_NAMES[4:], strict=True)
+    )
     return tuple(
         Neuron(
             uid=uid,
@@ -136,7 +140,9 @@ def view_neurons(
             last_update=whole(updates[uid], "LastUpdate") if uid < len(updates) else 0,
             registered_at_block=registered.get(uid, 0),
             axon=view_axon(axons.get(hotkey)),
-            incentive=whole(incentives[uid], "Incentive") / 65_535 if uid < len(incentives) else 0.0,
+            incentive=incentives[uid] / 65_535,
+            dividends=dividends[uid] / 65_535,
+            emission=emissions[uid] / RAO_PER_TAO,
         )
         for uid, hotkey in enumerate(hotkeys)
     )

@@ -66,6 +66,8 @@ def _subnet(netuid: int, subnet: Subnet, block: int) -> Iterator[Entry]:
     }
     for name, value in named.items():
         yield ("SubtensorModule", name, (netuid,), value)
+    yield ("SubtensorModule", "Dividends", (netuid,), [int(slot.dividends * 65_535) for slot in slots])
+    yield ("SubtensorModule", "Emission", (netuid,), [slot.emission for slot in slots])
     for uid, slot in enumerate(slots):
         yield ("SubtensorModule", "Keys", (netuid, uid), slot.hotkey)
         yield ("SubtensorModule", "Uids", (netuid, slot.hotkey), uid)
