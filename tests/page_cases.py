@@ -24,7 +24,7 @@ from subnet.run import events as ev
 from subnet.run.apply import apply
 from subnet.run.config import ModelSection, PipelineSection, RunConfig, RunSection
 from subnet.run.state import RunState, new_state
-from subnet.timing import SYSTEM_CLOCK
+from subnet.timing import SYSTEM_CLOCK, Clock, ManualClock
 from subnet.words import Member, TensorSpec
 from validator.history import History
 from validator.http_pages import PageApi
@@ -95,7 +95,7 @@ class PlayedRun:
                 break
             self._keep(msgspec.structs.replace(record, time_ns=self.time_ns))
             apply(self.state, event)
-            book.note(record)
+            book.note(msgspec.structs.replace(record, time_ns=self.time_ns))
             self.lines.note(record)
         for member, info in self.state.members.items():
             self.views[member] = self._view(member, info.stage)
@@ -216,12 +216,14 @@ def find_in(runs: dict[str, PlayedRun]):
 
 @asynccontextmanager
 async def served(
-    *runs: PlayedRun, max_viewers: int = 64, every_s: float = 1.0
+    *runs: PlayedRun, max_viewers: int = 64, every_s: float = 1.0, clock: Clock = SYSTEM_CLOCK
 ) -> AsyncIterator[tuple[Listener, PageFeed]]:
-    """The page over real HTTP."""
+    """The page over real HTTP. Scores are those of the moment when the calm part of the run ended."""
     by_name = {run.name: run for run in runs}
-    scores = ScoreDesk(runs[0].scores if runs else ScoreBook(), lambda: None, Refusals(), SYSTEM_CLOCK)
-    desk = PageDesk(find_in(by_name), lambda: tuple(run.summary() for run in runs), scores, lambda: "", SYSTEM_CLOCK)
+    scores = ScoreDesk(
+        runs[0].scores if runs else ScoreBook(), lambda: None, Refusals(), ManualClock(wall_ns=START_NS + 10**9)
+    )
+    desk = PageDesk(find_in(by_name), lambda: tuple(run.summary() for run in runs), scores, lambda: "", clock)
     page = PageApi(desk, PageFeed(desk, max_viewers=max_viewers, every_s=every_s))
     verifier = RequestVerifier("5C4hrfjw9DjXZTzV3MwzrrAr9P1MJhSrvWGWqi1eSuyUpnhM", is_known=lambda hotkey: False)
     app = create_app(page.routes(), verifier)

@@ -13,6 +13,7 @@ from subnet.run.events import (
     MicrobatchSkipped,
     OwnerFailed,
     Rewound,
+    RunControlled,
     TermStarted,
     TraceStarted,
     Voided,
@@ -20,8 +21,9 @@ from subnet.run.events import (
 from subnet.words import short
 
 MAX_MARKS = 10_000
-KINDS = ("lost", "left", "out", "joined", "void", "leader", "owner", "trace", "skipped", "case", "rewound")
-"""``lost``: silent or unreachable; ``left``: by itself; ``out``: put out for what it did."""
+KINDS = ("lost", "left", "out", "joined", "void", "leader", "owner", "trace", "skipped", "case", "rewound", "control")
+"""``lost``: silent or unreachable; ``left``: by itself; ``out``: put out for what it did;
+``control``: paused, resumed or stopped by the run's owner."""
 
 _OUT = frozenset({"liar", "checksum", "accused"})
 _LEFT = frozenset({"left", "replaced"})
@@ -66,5 +68,7 @@ def mark_of(event: AnyEvent, step: int, time_ns: int) -> Mark | None:
         case Rewound():
             text = f"rewound to step {event.step}: a sealed lie is undone (case {event.case})"
             return Mark(event.step, time_ns, "rewound", "", text)
+        case RunControlled():
+            return Mark(step, time_ns, "control", event.by, f"{event.action} by the run's owner {short(event.by, 8)}")
         case _:
             return None

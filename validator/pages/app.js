@@ -32,7 +32,7 @@ async function show() {
 
 /** The one run worth looking at, if there is just one: opened without a click. */
 function only(runs) {
-  const open = runs.filter((run) => ["running", "stalled", "waiting"].includes(run.state));
+  const open = runs.filter((run) => ["running", "stalled", "waiting", "paused"].includes(run.state));
   const chosen = open.length === 1 ? open[0] : runs.length === 1 ? runs[0] : null;
   if (chosen) location.replace(`#/run/${encodeURIComponent(chosen.name)}`);
   return chosen !== null;

@@ -71,6 +71,10 @@ export class RunPage {
     for (const panel of this.panels) {
       if (panel.topics.some((topic) => topics.has(topic))) panel.draw(topics);
     }
+    if (this.store.history && !this.complete) {
+      this.complete = true;
+      requestAnimationFrame(() => performance.mark("first-screen"));
+    }
   }
 }
 

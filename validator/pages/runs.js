@@ -22,7 +22,7 @@ export function showRuns(main, said, opened) {
     try {
       const runs = await ask("/v1/page/runs", closed.signal);
       if (closed.signal.aborted || (first && opened(runs))) return;
-      first = false;
+      first &&= !runs.length;
       said("Live", "live");
       body.replaceChildren(runs.length ? list(runs) : nothing());
     } catch (error) {

@@ -89,7 +89,8 @@ function why(found) {
   return parts;
 }
 
-const CHARGES = { partial: "its sum isn't that of its items", merge: "a partition it merged isn't the sum", unopened: "it doesn't open what it has receipted", equivocation: "it signed one thing and receipted another" };
+const CHARGES = { partial: "its sum isn't that of its items", merge: "a partition it merged isn't the sum", unopened: "it doesn't open what it has receipted", equivocation: "it signed one thing and receipted another",
+  root: "it reported another state root than snapshot and log lead to", unusable: "a boundary that it has receipted is no numbers" };
 
 export class Cases {
   topics = ["overview"];

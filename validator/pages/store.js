@@ -16,6 +16,7 @@ export class RunStore extends EventTarget {
     this.reading = false;
     this.wanted = null;
     this.closed = new AbortController();
+    this.readHistory(); // beside the overview, not behind it
   }
 
   close() { this.closed.abort(); }
@@ -26,11 +27,12 @@ export class RunStore extends EventTarget {
 
   heard(kind, data) {
     if (kind === "overview") {
+      const again = this.overview !== null; // after a lost connection
       this.overview = data;
       this.members = new Map(data.members.map((row) => [row[0], row]));
       delete data.members;
       this.say("overview", "members", "merges", "notes");
-      this.readHistory();
+      if (again) this.readHistory();
       return;
     }
     if (kind !== "update" || !this.overview) return;
