@@ -126,9 +126,9 @@ class Stream(asyncio.Protocol):
         del raw[:at]
 
     def _cut(self) -> None:
-        body, at, size = self._body, 0, wire.FRAME_LENGTH.size
+        body, at, size = self._body, 0, wire.STREAM_HEAD.size
         while len(body) - at >= size:
-            (length,) = wire.FRAME_LENGTH.unpack_from(body, at)
+            length = wire.stream_size(body[at : at + size])
             if len(body) - at - size < length:
                 break
             frame = bytes(body[at + size : at + size + length])

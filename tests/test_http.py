@@ -421,7 +421,7 @@ async def test_keep_alives_are_not_seen_but_keep_a_stream_alive(server: Server, 
 
 async def test_a_silent_stream_ends(stranger: Callable[[bytes], Awaitable[SignedClient]]) -> None:
     head = f"HTTP/1.1 200 x\r\nContent-Type: {wire.CONTENT_TYPE}\r\nContent-Length: 1000\r\n\r\n".encode()
-    frame = wire.FRAME_LENGTH.pack(3) + b"abc"
+    frame = wire.stream_head(3) + b"abc"
 
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(head + frame)
@@ -437,12 +437,25 @@ async def test_a_silent_stream_ends(stranger: Callable[[bytes], Awaitable[Signed
     server.close()
     await server.wait_closed()
     for body, error in (
-        (wire.FRAME_LENGTH.pack(1 << 30), TooLarge),
+        (wire.stream_head(1 << 30), TooLarge),
         (frame[:-1], Unreachable),
     ):
         client = await stranger(http_answer(200, wire.CONTENT_TYPE, body))
         with pytest.raises(error):
             _ = [frame async for frame in client.stream("/stream", connect=soon())]
+
+
+@pytest.mark.parametrize("place", range(8))
+async def test_a_garbled_length_is_found_before_keep_alives_fill_the_frame(
+    stranger: Callable[[bytes], Awaitable[SignedClient]], place: int
+) -> None:
+    """A stream that is quiet but for keep-alives would have fed them to a frame that never was."""
+    head = bytearray(wire.stream_head(80))
+    head[place] ^= 0xFF
+    body = bytes(head) + bytes(80) + wire.stream_head(0) * 4
+    client = await stranger(http_answer(200, wire.CONTENT_TYPE, body))
+    with pytest.raises(InputError, match="garbled"):
+        _ = [frame async for frame in client.stream("/stream", connect=soon())]
 
 
 async def test_a_stream_that_is_refused(server: Server, client: SignedClient) -> None:

@@ -75,6 +75,7 @@ TABLE = {
     "malformed_auth: version": lambda w: code_of(w, w.sign() | {http_auth.HEADER_VERSION: "2"}),
     "malformed_auth: nonce": lambda w: code_of(w, w.sign() | {http_auth.HEADER_NONCE: "soon"}),
     "malformed_auth: long nonce": lambda w: code_of(w, w.sign() | {http_auth.HEADER_NONCE: "9" * 5000}),
+    "malformed_auth: a target of no text": lambda w: code_of(w, w.sign(), target="/v1/reports?run=\udcbd"),
     "malformed_auth: hotkey": lambda w: code_of(w, w.sign() | {http_auth.HEADER_HOTKEY: "5Nobody"}),
     "malformed_auth: signature": lambda w: code_of(w, w.sign() | {http_auth.HEADER_SIGNATURE: "0xzz"}),
     "malformed_auth: short": lambda w: code_of(w, w.sign() | {http_auth.HEADER_SIGNATURE: "0x00"}),

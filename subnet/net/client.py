@@ -14,7 +14,7 @@ from typing import Any, TypeVar, overload
 import aiohttp
 from yarl import URL
 
-from subnet.errors import ConfigError, DeadlinePassed, IotaError, Refused, TooLarge, Unreachable
+from subnet.errors import ConfigError, DeadlinePassed, IotaError, Refused, Unreachable
 from subnet.net.border import (
     MAX_REFUSAL_BYTES,
     TIME_HEADER,
@@ -135,11 +135,8 @@ class SignedClient:
         """The next frame, empty for a keep-alive, None at the end."""
         try:
             async with asyncio.timeout(idle_s):
-                prefix = await response.content.readexactly(wire.FRAME_LENGTH.size)
-                (length,) = wire.FRAME_LENGTH.unpack(prefix)
-                if length > wire.MAX_STREAM_FRAME_BYTES:
-                    raise TooLarge(f"{what}: a frame of {length} bytes, more than {wire.MAX_STREAM_FRAME_BYTES}")
-                return await response.content.readexactly(length)
+                head = await response.content.readexactly(wire.STREAM_HEAD.size)
+                return await response.content.readexactly(wire.stream_size(head))
         except TimeoutError as error:
             raise DeadlinePassed(f"{what}: silent for {idle_s:g} s") from error
         except asyncio.IncompleteReadError as error:

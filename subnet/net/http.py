@@ -101,8 +101,8 @@ def encoded_frame(frame: bytes) -> bytes:
     """A frame as it goes out to every reader: its length, its bytes, and HTTP's chunk around them."""
     if len(frame) > wire.MAX_STREAM_FRAME_BYTES:
         raise ValueError(f"a frame of {len(frame)} bytes is more than {wire.MAX_STREAM_FRAME_BYTES}")
-    size = wire.FRAME_LENGTH.size + len(frame)
-    return b"%x\r\n%b%b\r\n" % (size, wire.FRAME_LENGTH.pack(len(frame)), frame)
+    size = wire.STREAM_HEAD.size + len(frame)
+    return b"%x\r\n%b%b\r\n" % (size, wire.stream_head(len(frame)), frame)
 
 
 _KEEP_ALIVE = encoded_frame(b"")
@@ -149,7 +149,7 @@ class FrameWriter:
         self._due_s = 0.0
         try:
             async with asyncio.timeout(self._send_s):
-                await self.response.write(wire.FRAME_LENGTH.pack(len(frame)) + frame)
+                await self.response.write(wire.stream_head(len(frame)) + frame)
         except (ConnectionError, TimeoutError) as error:
             self._lost()
             raise self._unreachable() from error

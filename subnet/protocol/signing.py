@@ -221,6 +221,8 @@ def verify_request(
         )
     except http_auth.AuthError as error:
         raise _translate(error, named, now_ns) from error
+    except UnicodeEncodeError as error:  # bytes that no signer sends: the library encodes before it checks
+        raise MalformedAuth("the request's target or its signing headers aren't text") from error
     return Hotkey(caller.hotkey_ss58)
 
 

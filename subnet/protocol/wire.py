@@ -21,7 +21,9 @@ T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
 
 FRAME_LENGTH = struct.Struct(">I")
-"""Length of a header or of a frame of an HTTP stream."""
+"""Length of a header."""
+STREAM_HEAD = struct.Struct(">II")
+"""Before each frame of an HTTP stream: its length, and that with all bits turned (see :func:`stream_size`)."""
 BODY_LENGTH = struct.Struct(">Q")
 MAX_HEADER_BYTES = 64 << 10
 MAX_STREAM_FRAME_BYTES = 16 << 20
@@ -29,6 +31,21 @@ CONTENT_TYPE = "application/msgpack"
 
 _LEAF, _NODE, _ROOT = b"iota/merkle/leaf/1\0", b"iota/merkle/node/1\0", b"iota/merkle/root/1\0"
 _ENCODER = msgspec.msgpack.Encoder()
+
+
+def stream_head(size_bytes: int) -> bytes:
+    return STREAM_HEAD.pack(size_bytes, size_bytes ^ 0xFFFFFFFF)
+
+
+def stream_size(head: Buffer) -> int:
+    """The length of the frame that follows. A garbled one is found at once: else a reader waits for bytes that never come,
+    and the keep-alives of a quiet stream fill its frame up."""
+    size_bytes, turned = STREAM_HEAD.unpack(head)
+    if size_bytes ^ turned != 0xFFFFFFFF:
+        raise InputError("the length of a stream's frame is garbled")
+    if size_bytes > MAX_STREAM_FRAME_BYTES:
+        raise TooLarge(f"a frame of {size_bytes} bytes, more than {MAX_STREAM_FRAME_BYTES}")
+    return size_bytes
 
 
 def encode(value: object) -> bytes:
