@@ -27,6 +27,8 @@ from validator.follow_api import follower_app
 from validator.follow_checks import Found
 from validator.follow_reader import LIST_S, RECHECK_S, FollowReader
 from validator.log_publisher import segment_key
+from validator.policy_desk import PolicyDesk
+from validator.policy_keeper import PolicyKeeper
 from validator.scoring import ScoreBook
 
 
@@ -43,6 +45,16 @@ class Served:
         )
         self.reader = FollowReader(self.published.keys, directory, self.scores, clock=self.clock)
         self.side = SimpleNamespace(weights_said="weights set at block 7 for 2 uids", registrations={}, metagraph=None)
+        self.policies = PolicyKeeper(directory / "own", None, SECOND.hotkey, 0.0)
+        self.policy_desk = PolicyDesk(
+            self.policies,
+            SECOND.hotkey,
+            None,  # type: ignore[arg-type]
+            lambda: None,
+            self.clock,
+            tell=lambda line: None,
+            effect=lambda line: None,
+        )
         self.url = ""
 
     async def catch_up(self, seconds: float = LIST_S + 60) -> None:

@@ -106,7 +106,7 @@ def test_what_redone_and_witnessed_work_pays():
         full.note(record)
         other.note(record)
     for book, redone, witness in ((full, 1.0, 1.0), (other, 0.5, 2.0)):
-        accounts = book._accounts
+        accounts = book._accounts  # pyright: ignore[reportPrivateUsage]
         accounts.pay_redone(A, 0, 3, accounts.data.now_s)
         one = accounts.work(0, 1)
         assert book.tallies(1000.0)["a"].redone_work == pytest.approx(3 * redone * one)
@@ -339,8 +339,8 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
         await server.stop()
 
 
-def nearly(**score: float) -> SubnetPolicy:
-    return SubnetPolicy(score=ScorePolicy(**score))
+def nearly(half_life_s: float) -> SubnetPolicy:
+    return SubnetPolicy(score=ScorePolicy(half_life_s=half_life_s))
 
 
 async def test_a_change_is_the_validators_own_or_the_owners_and_waits_for_the_tempo(served: Served):

@@ -31,6 +31,7 @@ from subnet.run.events import (
     MicrobatchSkipped,
     OwnerFailed,
     PartitionMerged,
+    PolicyChanged,
     Record,
     ReduceOrdered,
     Rewound,
@@ -220,6 +221,9 @@ def describe(record: Record) -> str:
             return f"run finished: root {event.root}"
         case RunControlled():
             return f"{event.action} by the run's owner {short(event.by)}"
+        case PolicyChanged():
+            when = f" from block {event.effective_block} on" if event.effective_block else ""
+            return f"scores are counted with policy {short(event.digest)}{when}, by {short(event.by)}"
         case _:
             return _describe_audits(record)
 

@@ -32,7 +32,7 @@ class PolicyKeeper:
 
     def __init__(self, directory: Path, begins: SubnetPolicy | None, hotkey: str, now_s: float) -> None:
         self.path, self._hotkey = directory / NAME, hotkey
-        self.lines = self._load()
+        self.lines: tuple[PolicyLine, ...] = self._load()
         if not self.lines:
             first = begins or SubnetPolicy()
             self.lines = (PolicyLine(first, first.digest, 0.0, 0, hotkey, now_s),)
