@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import threading
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ from subnet.errors import ConfigError, Exists, HashMismatch, InputError, NotFoun
 from subnet.protocol.wire import Buffer, is_blob_hash
 from subnet.store.base import LIST_PAGE, Expiry, Hold, NamedKey, NamedPage, Usage, check_name
 from subnet.store.disk import GroupSync, free_bytes, full_disk_is_ours, write_all
+from subnet.store.names import NameIndex
 from subnet.timing import SYSTEM_CLOCK
 from subnet.words import BlobHash
 
@@ -83,8 +83,7 @@ class FolderStore:
         self._budget_bytes = budget_bytes
         self._lock = threading.Lock()
         self._group = GroupSync()
-        self._names: list[str] = []
-        self._named_sizes: dict[str, int] = {}
+        self._names = NameIndex()
         self._used_bytes = 0
         self._reserved_bytes = 0
         self._num_blobs = 0
@@ -155,8 +154,7 @@ class FolderStore:
             upload.abort()
             self._group.sync([self._named])
         with self._lock:
-            self._named_sizes[name] = upload.size_bytes
-            insort(self._names, name)
+            self._names.add(name)
 
     # --- reading
 
@@ -178,20 +176,17 @@ class FolderStore:
     def find_named(self, name: str) -> tuple[Path, int]:
         check_name(name)
         with self._lock:
-            size_bytes = self._named_sizes.get(name)
-        if size_bytes is None:
+            visible = name in self._names
+        if not visible:
             raise NotFound(f"no key {name} here")
-        return self._named_path(name), size_bytes
+        path = self._named_path(name)
+        return path, path.stat().st_size
 
     def list_named(self, prefix: str, after: str = "", limit: int = LIST_PAGE) -> NamedPage:
         with self._lock:
-            start = max(bisect_left(self._names, prefix), bisect_right(self._names, after))
-            page: list[NamedKey] = []
-            for name in self._names[start : start + limit + 1]:
-                if not name.startswith(prefix):
-                    break
-                page.append(NamedKey(name, self._named_sizes[name]))
-        return NamedPage(keys=tuple(page[:limit]), more=len(page) > limit)
+            names = self._names.page(prefix, after, limit + 1)
+        page = tuple(NamedKey(name, self._named_path(name).stat().st_size) for name in names[:limit])
+        return NamedPage(keys=page, more=len(names) > limit)
 
     def usage(self) -> Usage:
         with self._lock:
@@ -272,12 +267,10 @@ class FolderStore:
             if is_blob_hash(path.name):
                 self._used_bytes += path.stat().st_size
                 self._num_blobs += 1
-        for path in self._named.iterdir():
+        for path in sorted(self._named.iterdir()):  # in order they are added at the end
             name, size_bytes = path.name.replace("%", "/"), path.stat().st_size
-            self._named_sizes[name] = size_bytes
-            self._names.append(name)
+            self._names.add(name)
             self._used_bytes += size_bytes
-        self._names.sort()
 
 
 def _make_directory(directory: Path) -> list[Path]:

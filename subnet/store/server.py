@@ -23,7 +23,7 @@ from pathlib import Path
 from aiohttp import web
 from loguru import logger
 
-from subnet.allocator import bound_heap
+from subnet.allocator import bound_heap, give_back
 from subnet.errors import DeadlinePassed, InputError, IotaError, OutOfSpace, TooLarge
 from subnet.net.border import Listener, answer, expecting, listen, read_body, refusing
 from subnet.protocol import wire
@@ -36,6 +36,7 @@ from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock
 
 CHUNK_BYTES = 1 << 20
 _SMALL_BYTES = 1 << 20
+GIVE_BACK_EVERY_S = 20.0
 _MAX_SIZES_BYTES = MAX_SIZES * 66 + 8
 
 
@@ -138,7 +139,7 @@ class StoreServer:
         return await _send_file(request, path, size_bytes)
 
     async def _list_named(self, request: web.Request, params: dict[str, str]) -> web.StreamResponse:
-        return answer(self._store.list_named(params["prefix"], params["after"]))
+        return answer(await asyncio.to_thread(self._store.list_named, params["prefix"], params["after"]))
 
     async def _delete_blob(self, request: web.Request, params: dict[str, str]) -> web.StreamResponse:
         await asyncio.to_thread(self._store.delete, check_blob(request.match_info["hash"]))
@@ -222,8 +223,16 @@ async def run_store(directory: Path, host: str, port: int, secret: bytes, budget
     listener = await start_store(directory, host, port, secret, budget_bytes)
     service = Service("store")
     service.on_close("listener", listener.close)
+    service.forever("heap", _give_back_forever)
     logger.info("store of {} serves at {}", directory, listener.url)
     await service.run()
+
+
+async def _give_back_forever() -> None:
+    """What a burst of requests left in the heap would stay there: between bursts it is of no use."""
+    while True:
+        await asyncio.sleep(GIVE_BACK_EVERY_S)
+        await asyncio.to_thread(give_back)
 
 
 def serve_store(directory: Path, host: str, port: int, secret_file: Path, budget_bytes: int) -> None:
