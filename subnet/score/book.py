@@ -94,8 +94,9 @@ class RunBook:
             ev.WitnessSaid: self._witness_said,
             ev.CaseClosed: self._case_closed,
             ev.Appealed: self._appealed,
-            ev.PolicyChanged: self._policy_changed,
         }
+        if not self._own_policy:
+            self._handlers[ev.PolicyChanged] = self._policy_changed
 
     def _use(self, data: _Data) -> None:
         self._data, self.timeline = data, Timeline(data.timeline)
@@ -143,6 +144,8 @@ class RunBook:
     def note(self, record: ev.Record) -> None:
         handle = self._handlers.get(type(record.event))
         if handle is None:
+            if isinstance(record.event, ev.PolicyChanged):  # somebody else's: it isn't even a time
+                self._told(record.event)
             return
         self._accounts.reach(record.time_ns)
         handle(record.event)
@@ -177,9 +180,11 @@ class RunBook:
             self._accounts.give_back(charge.step, charge.stage, charge.member)
 
     def _policy_changed(self, event: ev.PolicyChanged) -> None:
+        self._told(event)
+        self.change(Counting(event.effective_s, event.policy.score, event.policy.work))
+
+    def _told(self, event: ev.PolicyChanged) -> None:
         self._data.told = Told(event.digest, event.effective_s)
-        if not self._own_policy:
-            self.change(Counting(event.effective_s, event.policy.score, event.policy.work))
 
     # --- members -------------------------------------------------------------------------------------------------
 
