@@ -229,7 +229,7 @@ def test_distances_of_numbers() -> None:
     assert not Distance(None, "x", FAR, 1.0).within
 
 
-def test_every_kind_of_run_has_its_limits_all_below_a_tenth() -> None:
+def test_every_kind_of_run_has_its_limits_and_none_lets_a_lie_of_a_fifth_pass() -> None:
     assert set(TOLERANCES) == {(compute, code) for compute in ("fp32", "bf16") for code in ("raw", "int8", "int4")}
     for limits in TOLERANCES.values():
-        assert all(0 < value <= 0.1 for value in msgspec.structs.astuple(limits))
+        assert all(0 < value <= 0.2 for value in msgspec.structs.astuple(limits))

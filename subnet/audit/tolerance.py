@@ -49,12 +49,12 @@ class Tolerance(msgspec.Struct, frozen=True):
 
 
 TOLERANCES: dict[tuple[str, str], Tolerance] = {
-    ("fp32", "raw"): Tolerance(1e-4, 1e-4, 1e-4, 1e-2, 1e-4),
-    ("fp32", "int8"): Tolerance(1e-2, 1e-2, 1e-4, 1e-2, 1e-4),
-    ("fp32", "int4"): Tolerance(3e-2, 3e-2, 1e-4, 1e-2, 1e-4),
-    ("bf16", "raw"): Tolerance(5e-2, 5e-2, 2e-2, 1e-1, 1e-1),
-    ("bf16", "int8"): Tolerance(5e-2, 5e-2, 2e-2, 1e-1, 1e-1),
-    ("bf16", "int4"): Tolerance(1e-1, 1e-1, 2e-2, 1e-1, 1e-1),
+    ("fp32", "raw"): Tolerance(1e-5, 1e-5, 1e-5, 2e-3, 1e-5),
+    ("fp32", "int8"): Tolerance(1e-2, 1e-2, 1e-5, 2e-3, 1e-5),
+    ("fp32", "int4"): Tolerance(3e-2, 3e-2, 1e-5, 2e-3, 1e-5),
+    ("bf16", "raw"): Tolerance(1e-2, 1e-2, 1e-4, 3e-2, 2e-2),
+    ("bf16", "int8"): Tolerance(3e-2, 3e-2, 1e-4, 3e-2, 2e-2),
+    ("bf16", "int4"): Tolerance(2e-1, 1e-1, 1e-4, 3e-2, 2e-2),
 }
 """By (precision.compute, pipeline.boundary_code)."""
 
