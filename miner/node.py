@@ -27,27 +27,33 @@ from miner.heartbeat import HeartbeatHandle
 from miner.joining import Convicted
 from miner.member_items import kind_of
 from miner.member_links import Links
+from miner.page_http import TOKEN_FILE, MinerPage, page_token
+from miner.page_view import CapsChange, MinerView, view_of
 from miner.reach import find_reach
 from miner.run_member import RunMember
 from miner.settings import MinerSettings
 from miner.tokens import TokenSource
 from subnet.chain.connect import connect_chain
+from subnet.errors import NotFound
 from subnet.model.data import SampleOrder, decode_manifest
 from subnet.model.hardware_class import hardware_class
 from subnet.model.memory import boundary_bytes
 from subnet.model.plan import ModelPlan, ModelUnits
 from subnet.net.base import TransportLimits
+from subnet.net.border import listen
 from subnet.net.client import SignedClient
 from subnet.net.streams import StreamTransport
 from subnet.net.tls import Security
 from subnet.protocol.messages import AnyPeerFrame
 from subnet.protocol.signing import Signer
 from subnet.run.events import RunPlanned
+from subnet.score.api import ScoreDetail
 from subnet.service import Service
 from subnet.store.disk import BlobCache
 from subnet.store.presigned import BlobClient
-from subnet.timing import TIMEOUTS
+from subnet.timing import TIMEOUTS, Deadline
 
+SCORE_FRESH_S = 10.0
 CONVICTED_STATUS = 4
 """Exit status of a miner whose hotkey is convicted: to start it again is of no use before an appeal."""
 
@@ -64,10 +70,31 @@ class MinerNode:
         self._client: SignedClient | None = None
         self._member: RunMember | None = None
         self._done: set[str] = set()
+        self._working = asyncio.Event()
+        self._working.set()
+        self._turn: asyncio.Task[None] | None = None
+        self._score: tuple[float, ScoreDetail] | None = None
         self.finished = asyncio.Event()
 
     async def run(self) -> None:
-        """Run after run, forever (or until the first has finished, where so set)."""
+        """Run after run, forever, with pauses where the operator wants them."""
+        while True:
+            await self._working.wait()
+            self._turn = asyncio.create_task(self._run_after_run(), name="runs")
+            try:
+                await asyncio.wait({self._turn})
+            finally:
+                await self._end_turn()
+            if not self._turn.cancelled():
+                self._turn.result()
+
+    async def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
+            await asyncio.wait({self._turn})
+
+    async def _run_after_run(self) -> None:
+        """Forever (or until the first has finished, where so set)."""
         successor: Answered | None = None
         while True:
             found = successor or await self._finder.find(self._done)
@@ -200,6 +227,45 @@ class MinerNode:
             chunk_cache=cache,
         )
 
+    # --- the page: implements miner.page_http.MinerDesk ----------------------------------------------------------
+
+    def look(self) -> MinerView:
+        context = self._member.context if self._member is not None else None
+        return view_of(
+            self._signer.hotkey,
+            self._settings,
+            self._caps.report(0 if context is None else memory_taken(context.device)),
+            context,
+            validator=self._client.base_url if self._client is not None else "",
+            wanted=self._working.is_set(),
+        )
+
+    async def own_score(self) -> ScoreDetail:
+        if self._client is None:
+            raise NotFound("no validator is followed at the moment", hint="its score is known once it has found one")
+        now_s = asyncio.get_running_loop().time()
+        if self._score is None or now_s - self._score[0] > SCORE_FRESH_S:
+            path, deadline = f"/v1/scores/{self._signer.hotkey}", Deadline.after(TIMEOUTS.http_request_s)
+            self._score = now_s, await self._client.request("GET", path, None, ScoreDetail, deadline=deadline)
+        return self._score[1]
+
+    def change_caps(self, change: CapsChange) -> None:
+        self._caps.upload.change(change.upload_bytes_per_s)
+        self._caps.download.change(change.download_bytes_per_s)
+        logger.info("limits changed on the page: {}", line(self._caps.report(0)))
+
+    async def set_working(self, working: bool) -> None:
+        """Without work its leases go back, then nothing is done."""
+        if working == self._working.is_set():
+            return
+        logger.info("{} on the page", "started" if working else "stopped")
+        if working:
+            self._working.set()
+            return
+        self._working.clear()
+        await self.leave()
+        await self._end_turn()
+
     async def leave(self) -> None:
         """Hand leases back (SIGTERM)."""
         if self._member is not None:
@@ -263,6 +329,8 @@ async def _serve(settings: MinerSettings, signer: Signer, heartbeat: HeartbeatHa
     service.on_stop("leave", node.leave)
     service.on_close("node", node.close)
     service.forever("node", node.run)
+    if settings.page_port:
+        service.forever("page", lambda: _serve_page(node, settings, signer))
 
     async def stop_when_finished() -> None:
         await node.finished.wait()
@@ -271,6 +339,18 @@ async def _serve(settings: MinerSettings, signer: Signer, heartbeat: HeartbeatHa
 
     service.forever("finish", stop_when_finished)
     await service.run()
+
+
+async def _serve_page(node: MinerNode, settings: MinerSettings, signer: Signer) -> None:
+    directory = settings.directory.expanduser()
+    token = await asyncio.to_thread(page_token, directory)
+    app = MinerPage(node, token, directory / TOKEN_FILE).app(signer.hotkey)
+    listener = await listen(app, "127.0.0.1", settings.page_port)
+    try:
+        logger.info("this miner's page: {}/ (changes take the token in {})", listener.url, directory / TOKEN_FILE)
+        await asyncio.Event().wait()
+    finally:
+        await listener.close()
 
 
 def run_miner(settings: MinerSettings, signer: Signer, heartbeat: HeartbeatHandle) -> int:

@@ -131,6 +131,10 @@ class RunMember:
             self._renew("a new term began")
         self._wake.set()
 
+    @property
+    def context(self) -> RunContext:
+        return self._context
+
     async def leave(self) -> None:
         await self._reporter.leave()
 

@@ -50,6 +50,8 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the replay of somebody else's case may take in a process of its own; a larger stage is left to other witnesses."""
     witness_disk_bytes: int = 4 << 30
     """What the evidence of a case may take on disk while it is replayed; 0: this miner is no witness."""
+    page_port: int = 0
+    """Of this miner's page, on this machine alone; 0: no page."""
     disk_reserve_bytes: int = 256 << 20
     """Bytes that caches leave free on the disk."""
     tls: TlsMode = "auto"
@@ -78,6 +80,10 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--peer.port = {self.port} is not allowed", hint="allowed: 0 (any) to 65535")
+        if not 0 <= self.page_port <= 65535 or (self.page_port and self.page_port == self.port):
+            raise ConfigError(
+                f"--page.port = {self.page_port} is not allowed", hint="allowed: 0 (no page) to 65535, not --peer.port"
+            )
         if not 0 <= self.announce_port <= 65535:
             raise ConfigError(
                 f"--peer.announce_port = {self.announce_port} is not allowed",

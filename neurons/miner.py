@@ -102,6 +102,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="6GiB: of the GPU; on the CPU of retained graphs",
     )
+    own.add_argument(
+        "--page.port",
+        dest="page_port",
+        type=int,
+        default=default.page_port,
+        help="port of this miner's page, on this machine alone, such as 8192; 0 = no page",
+    )
     own.add_argument("--exit_when_finished", action="store_true", help="end when the run has finished")
     return parser
 
@@ -138,6 +145,7 @@ def settings_from(flags: argparse.Namespace) -> MinerSettings:
         upload_bytes_per_s=bytes_per_s(upload, "--limit.upload") if upload is not None else None,
         download_bytes_per_s=bytes_per_s(download, "--limit.download") if download is not None else None,
         vram_bytes=num_bytes(vram, "--limit.vram") if vram is not None else None,
+        page_port=flags.page_port,
         exit_when_finished=flags.exit_when_finished,
     )
 

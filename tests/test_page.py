@@ -11,6 +11,8 @@ import pytest
 from journal_cases import records_of
 from page_cases import PlayedRun, fp64, served
 
+from miner.page_http import PAGES as MINER_PAGES
+from subnet.net.pages import paths_of
 from subnet.run import events as ev
 from subnet.words import Member
 from validator.curve import MAX_HOLDOUTS, MAX_MARK_BUCKETS, MAX_POINTS, Curve
@@ -127,18 +129,18 @@ async def test_files_come_from_a_table_with_a_strict_policy_and_change_by_their_
         assert headers["X-Content-Type-Options"] == "nosniff"
         async with session.get("/", headers={"If-None-Match": headers["ETag"]}) as response:
             assert response.status == 304
-        names = {path.name for path in PAGES.iterdir()}
-        for name in names:
-            async with session.get(f"/page/{name}") as response:
-                assert (response.status, await response.read()) == (200, (PAGES / name).read_bytes())
+        found = paths_of(PAGES)
+        for path in found:
+            async with session.get(f"/page/{path.name}") as response:
+                assert (response.status, await response.read()) == (200, path.read_bytes())
         for wrong in ("/page/..%2Fnode.py", "/page/node.py", "/page/%2Fetc%2Fpasswd"):
             async with session.get(wrong) as response:
                 assert response.status == 404
-        assert all(f"/page/{name}" in text for name in names if name.endswith(".js"))
+        assert all(f"/page/{path.name}" in text for path in found if path.suffix == ".js")
 
 
 def test_the_page_asks_nobody_else_and_has_no_script_or_style_inside():
-    for path in PAGES.iterdir():
+    for path in [*paths_of(PAGES), *paths_of(MINER_PAGES)]:
         text = path.read_text(encoding="utf-8")
         if path.name.startswith("uplot") or path.suffix == ".svg":
             continue

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from validator.http_pages import PAGES
+from subnet.net.pages import SHARED
 
 TEXT = [("text", "bg"), ("text", "surface"), ("text", "raised"), ("muted", "bg"), ("muted", "surface")]
 TEXT += [(name, "surface") for name in ("accent", "good", "warn", "bad", "calm", "loss", "holdout", "speed")]
@@ -17,7 +17,7 @@ SHAPES = [
 
 
 def themes() -> dict[str, dict[str, str]]:
-    text = (PAGES / "page.css").read_text(encoding="utf-8")
+    text = (SHARED / "page.css").read_text(encoding="utf-8")
     blocks = re.findall(r"([^{}]*:root[^{]*)\{([^{}]*)\}", text)
     found = {}
     for selector, body in blocks:

@@ -7,16 +7,13 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from aiohttp import web
 
-from subnet.errors import AuthFailed, InputError, NotFound
+from subnet.errors import InputError
 from subnet.net.http import Call, Handler, Route
+from subnet.net.pages import HEADERS, Assets, json_answer, require_same_origin
 from subnet.timing import TIMEOUTS
 from validator.http_api import number_of
 from validator.page_desk import PageDesk
@@ -25,50 +22,12 @@ from validator.page_sight import RunSight
 from validator.score_api import MAX_HOTKEY_CHARS
 
 PAGES = Path(__file__).parent / "pages"
-TYPES = {
-    ".html": "text/html",
-    ".js": "text/javascript",
-    ".css": "text/css",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain",
-}
-CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": CSP,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-}
 DEFAULT_POINTS = 1_000
-SMALLEST_ZIPPED_BYTES = 4 << 10
-
-
-@dataclass(frozen=True)
-class Asset:
-    body: bytes
-    zipped: bytes
-    content_type: str
-    etag: str
-
-
-def load_assets(folder: Path = PAGES) -> dict[str, Asset]:
-    """All files of the page by name; read once, so that no request names a path."""
-    found: dict[str, Asset] = {}
-    for path in sorted(folder.iterdir()):
-        if path.suffix in TYPES:
-            body = path.read_bytes()
-            etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-            found[path.name] = Asset(body, gzip.compress(body, mtime=0), TYPES[path.suffix], etag)
-    return found
 
 
 class PageApi:
     def __init__(self, desk: PageDesk, feed: PageFeed | None = None) -> None:
-        self._desk, self._assets = desk, load_assets()
+        self._desk, self._assets = desk, Assets(PAGES)
         self.feed = feed or PageFeed(desk)
 
     def routes(self) -> list[Route]:
@@ -95,22 +54,10 @@ class PageApi:
     # --- files ---------------------------------------------------------------------------------------------------
 
     async def _index(self, call: Call) -> web.StreamResponse:
-        return self._asset(call, "index.html")
+        return self._assets.answer(call, "index.html")
 
     async def _file(self, call: Call) -> web.StreamResponse:
-        return self._asset(call, call.request.match_info["file"])
-
-    def _asset(self, call: Call, name: str) -> web.StreamResponse:
-        asset = self._assets.get(name)
-        if asset is None:
-            raise NotFound(f"the page has no file {name[:80]!r}", hint="the page itself is at /")
-        headers = {**HEADERS, "ETag": asset.etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
-        if call.request.headers.get("If-None-Match") == asset.etag:
-            return web.Response(status=304, headers=headers)
-        body = asset.body
-        if "gzip" in call.request.headers.get("Accept-Encoding", ""):
-            body, headers["Content-Encoding"] = asset.zipped, "gzip"
-        return web.Response(body=body, content_type=asset.content_type, charset="utf-8", headers=headers)
+        return self._assets.answer(call, call.request.match_info["file"])
 
     # --- JSON ----------------------------------------------------------------------------------------------------
 
@@ -151,7 +98,7 @@ class PageApi:
     # --- live ------------------------------------------------------------------------------------------------------
 
     async def _live(self, call: Call) -> web.StreamResponse:
-        require_same_origin(call)
+        require_same_origin(call.request.headers)
         viewer = await self.feed.open(call.request.match_info["name"])
         response = web.StreamResponse(headers={**HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         response.content_type = "text/event-stream"
@@ -173,21 +120,5 @@ def is_gone(call: Call) -> bool:
     return transport is None or transport.is_closing()
 
 
-def require_same_origin(call: Call) -> None:
-    """Another site's script may not hold this validator's places for viewers."""
-    site = call.request.headers.get("Sec-Fetch-Site", "same-origin")
-    if site not in ("same-origin", "none"):
-        raise AuthFailed(f"asked for from another site ({site[:20]})", hint="open the validator's own page")
-
-
 def _before(call: Call) -> int | None:
     return number_of(call, "before", 0) if "before" in call.request.query else None
-
-
-async def json_answer(call: Call, value: object) -> web.Response:
-    headers = {**HEADERS, "Cache-Control": "no-store"}
-    body = msgspec.json.encode(value)
-    if len(body) >= SMALLEST_ZIPPED_BYTES and "gzip" in call.request.headers.get("Accept-Encoding", ""):
-        body = await asyncio.to_thread(gzip.compress, body, 1)
-        headers["Content-Encoding"] = "gzip"
-    return web.Response(body=body, content_type="application/json", headers=headers)

@@ -67,6 +67,18 @@ class RateLimit:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting_since_s: float | None = None
 
+    def change(self, bytes_per_s: float | None) -> None:
+        """Another limit from now on; who waits goes on under it, and what was owed under the old one is forgiven."""
+        if bytes_per_s is not None and not bytes_per_s > 0:
+            raise ConfigError(f"a limit of {bytes_per_s} bytes per second", hint="above 0")
+        self.bytes_per_s = bytes_per_s
+        self._free_at_s = min(self._free_at_s, self._clock.now_s())
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiters:
+            self._arm(self._clock.now_s())
+
     @property
     def piece_bytes(self) -> int:
         """How much to take at once, so that something urgent waits 20 ms at most."""

@@ -1,5 +1,6 @@
 // The page: which run is looked at (from the address behind #), the theme, and what is said of the connection.
 import { el, text } from "./dom.js";
+import { themeSwitch } from "./switch.js";
 import { RunPage } from "./run.js";
 import { showRuns } from "./runs.js";
 
@@ -38,25 +39,7 @@ function only(runs) {
   return chosen !== null;
 }
 
-const THEMES = { "": ["◐", "as the system"], light: ["☀", "light"], dark: ["☾", "dark"] };
-const button = document.getElementById("theme");
-
-function theme(name) {
-  if (name) document.documentElement.dataset.theme = name;
-  else delete document.documentElement.dataset.theme;
-  try { localStorage.setItem("iota-theme", name); } catch { said("The theme can't be kept: storage is off", "wait"); }
-  button.textContent = THEMES[name][0];
-  button.setAttribute("aria-label", `Colours: ${THEMES[name][1]}`);
-  button.title = `Colours: ${THEMES[name][1]}`;
-  dispatchEvent(new Event("themechange"));
-}
-
-button.addEventListener("click", () => {
-  const names = Object.keys(THEMES);
-  theme(names[(names.indexOf(document.documentElement.dataset.theme ?? "") + 1) % names.length]);
-});
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("themechange")));
-theme(document.documentElement.dataset.theme ?? "");
+themeSwitch(document.getElementById("theme"), (words) => said(words, "wait"));
 addEventListener("hashchange", () => { if (location.hash.startsWith("#/")) show(); });
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
 addEventListener("error", (event) => main.prepend(el("p", { class: "notice bad" }, `The page has failed: ${event.message}`)));

@@ -1,7 +1,8 @@
 // Scores with their reasons, and audits with their cases.
 import { ask, runPath } from "./api.js";
 import { card, el, table } from "./dom.js";
-import { bytes, count, duration, plural, scaled, share, short, time } from "./format.js";
+import { bytes, count, plural, scaled, share, short } from "./format.js";
+import { why } from "./why.js";
 
 const EVERY_MS = 10000;
 const SHOWN = 25;
@@ -67,26 +68,6 @@ export async function explain(hotkey) {
   } catch (error) {
     body.replaceChildren(el("p", { class: "notice bad" }, `${error.message}${error.hint ? ` (${error.hint})` : ""}`));
   }
-}
-
-function why(found) {
-  const parts = [el("p", { class: "hotkey" }, el("code", {}, found.hotkey)),
-    el("p", {}, found.place ? el("strong", {}, `Place ${count(found.place)} of ${count(found.num_scores)}. `) : "No score: never a member here, or forgotten. ", `${found.where[0].toUpperCase()}${found.where.slice(1)}.`)];
-  if (found.terms.length) {
-    const columns = [{ name: "Term" }, { name: "Value", number: true }, { name: "How it comes about" }];
-    const rows = found.terms.map((term) => [term.name, term.unit ? scaled(term.value, term.unit) : `${Number(term.value.toPrecision(5))}`, el("span", { class: "how" }, term.how)]);
-    parts.push(el("h3", {}, "Its terms"), table("Terms of the score", columns, rows));
-  }
-  if (found.holds.length) {
-    parts.push(el("h3", {}, "What holds it back"), el("ul", { class: "lines" }, ...found.holds.map((hold) => el("li", {}, el("strong", {}, hold.what), el("span", {}, `${hold.why}. Until ${hold.ends}.${hold.hint ? ` ${hold.hint}.` : ""}`)))));
-  }
-  if (found.unpaid.length) {
-    const columns = [{ name: "Step", number: true }, { name: "Stage", number: true }, { name: "Items", number: true }, { name: "Why" }];
-    parts.push(el("h3", {}, "Not paid"), table("Sums that were not paid", columns, found.unpaid.slice(-20).map((one) => [count(one.step), count(one.stage), one.items ? count(one.items) : "in part", one.sealed ? one.why : `${one.why}, found before its seal`])));
-  }
-  for (const refusal of found.refusals) parts.push(el("p", { class: "notice" }, `Refused at ${time(refusal.time_s)}: ${refusal.reason}${refusal.hint ? ` (${refusal.hint})` : ""}`));
-  parts.push(el("p", { class: "muted small" }, `Numbers fade by half every ${duration(found.policy.half_life_s ?? 0)}.`));
-  return parts;
 }
 
 const CHARGES = { partial: "its sum isn't that of its items", merge: "a partition it merged isn't the sum", unopened: "it doesn't open what it has receipted", equivocation: "it signed one thing and receipted another",
