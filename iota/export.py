@@ -11,11 +11,14 @@ from pathlib import Path
 import torch
 from blake3 import blake3
 
+from iota.export_check import CheckedLogits, check_logits
+from iota.export_replay import replayed_snapshots
 from iota.remote import Remote
 from subnet.errors import ConfigError, HashMismatch, InputError, NotFound
-from subnet.model.checkpoints import write_pretrained
-from subnet.model.plan import ModelUnits
-from subnet.model.registry import load_architecture
+from subnet.model.checkpoints import LIMIT_CARRIED_BYTES, write_pretrained
+from subnet.model.model_card import model_card
+from subnet.model.plan import ModelPlan, ModelUnits
+from subnet.model.registry import load_architecture, plan_model
 from subnet.model.snapshots import (
     ChunkRef,
     SnapshotManifest,
@@ -47,12 +50,25 @@ class Exported:
     step: int
     root: str
     num_parameters: int
+    checked: CheckedLogits | None = None
+    """With ``check``: logits that are equal in plain ``transformers`` and in the swarm's stages."""
 
 
 def export_run(
-    remote: Remote, name: str, out_dir: Path, *, step: int | None = None, deadline: Deadline, say: Say = lambda _: None
+    remote: Remote,
+    name: str,
+    out_dir: Path,
+    *,
+    step: int | None = None,
+    check: bool = False,
+    deadline: Deadline,
+    say: Say = lambda _: None,
 ) -> Exported:
-    """Fetch the state after ``step`` updates (None: the newest snapshot of all stages) and write it to ``out_dir``."""
+    """Fetch the state after ``step`` updates (None: the newest snapshot of all stages) and write it to ``out_dir``.
+
+    A step without a snapshot is made from the one before it and the log of merged gradients. With ``check`` the logits of
+    the export are compared with the stages' (:mod:`iota.export_check`).
+    """
     out_dir = out_dir.expanduser().absolute()
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         raise ConfigError(f"{out_dir} exists and is not an empty directory", hint="choose a new directory")
@@ -60,12 +76,13 @@ def export_run(
     config = decode(info.config, RunConfig, limit_bytes=1 << 20, what="the run's config")
     architecture = load_architecture(info.model_config)
     units = architecture.units(config.data.sequence_length)
+    plan = plan_model(config, architecture, info.cuts)
     with full_disk_is_ours(str(out_dir.parent)):
         out_dir.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.fetch.", dir=out_dir.parent))
     try:
         fetch = _Fetcher(remote, name, scratch, deadline)
-        entries = _checked_entries(fetch, info)
+        entries = _checked_entries(fetch, info, plan, say)
         specs = _canonical(units)
         missing = [spec.name for spec in specs if spec.name not in entries]
         if missing:
@@ -88,19 +105,37 @@ def export_run(
             specs,
             lambda spec: _tensor(spec, entries[spec.name], fetch),
             tokenizer=tokenizer,
+            carried=_carried(fetch, info),
+            card=model_card(
+                config, architecture.model_config, step=info.step, root=root, num_parameters=units.num_parameters
+            ),
         )
+        checked = None
+        if check:
+            checked = check_logits(out_dir, plan, lambda spec: _tensor(spec, entries[spec.name], fetch))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return Exported(out_dir, info.step, root, units.num_parameters)
+    return Exported(out_dir, info.step, root, units.num_parameters, checked)
 
 
 def _canonical(units: ModelUnits) -> tuple[TensorSpec, ...]:
     return tuple(spec for unit in units.units for spec in unit)
 
 
-def _checked_entries(fetch: _Fetcher, info: ExportInfo) -> dict[str, TensorEntry]:
+def _carried(fetch: _Fetcher, info: ExportInfo) -> dict[str, bytes]:
+    if not info.carried:
+        return {}
+    return decode(
+        fetch.small(info.carried), dict[str, bytes], limit_bytes=2 * LIMIT_CARRIED_BYTES, what="carried files"
+    )
+
+
+def _checked_entries(fetch: _Fetcher, info: ExportInfo, plan: ModelPlan, say: Say) -> dict[str, TensorEntry]:
     """The entries of all tensors by name; a tensor that two stages hold must be the same in both."""
     found: dict[str, TensorEntry] = {}
+    if info.states:
+        for manifest in replayed_snapshots(plan, info.step, info.states, fetch.small, fetch.directory, say):
+            _take(manifest, found)
     for snapshot in info.snapshots:
         manifest: SnapshotManifest = decode_manifest(fetch.small(snapshot.manifest))
         if manifest.step != info.step:
@@ -109,10 +144,14 @@ def _checked_entries(fetch: _Fetcher, info: ExportInfo) -> dict[str, TensorEntry
             root = stage_root(info.step, [entry.leaf for entry in manifest.entries]).hex()
             if root != snapshot.root:
                 raise HashMismatch(f"the snapshot of stage {snapshot.stage} has root {root}, not {snapshot.root}")
-        for entry in manifest.entries:
-            if found.setdefault(entry.name, entry).leaf != entry.leaf:
-                raise HashMismatch(f"two stages disagree about {entry.name}", hint="export another step")
+        _take(manifest, found)
     return found
+
+
+def _take(manifest: SnapshotManifest, found: dict[str, TensorEntry]) -> None:
+    for entry in manifest.entries:
+        if found.setdefault(entry.name, entry).leaf != entry.leaf:
+            raise HashMismatch(f"two stages disagree about {entry.name}", hint="export another step")
 
 
 def _refs(entry: TensorEntry) -> list[ChunkRef]:
@@ -142,7 +181,7 @@ class _Fetcher:
     """Blobs of the run, kept in a scratch directory until the export has ended."""
 
     def __init__(self, remote: Remote, run: str, directory: Path, deadline: Deadline) -> None:
-        self._remote, self._run, self._directory, self._deadline = remote, run, directory, deadline
+        self._remote, self._run, self.directory, self._deadline = remote, run, directory, deadline
 
     def small(self, blob: str) -> bytes:
         """A blob whose size isn't known beforehand, checked."""
@@ -152,7 +191,7 @@ class _Fetcher:
         return data
 
     def all(self, refs: list[ChunkRef]) -> None:
-        todo = [ref for ref in dict.fromkeys(refs) if not (self._directory / ref.hash).exists()]
+        todo = [ref for ref in dict.fromkeys(refs) if not (self.directory / ref.hash).exists()]
         while todo:
             size_bytes, count = 0, 0
             while count < len(todo) and (count == 0 or size_bytes + todo[count].size_bytes <= _BATCH_BYTES):
@@ -161,8 +200,8 @@ class _Fetcher:
             batch, todo = todo[:count], todo[count:]
             pairs: list[tuple[str, int]] = [(ref.hash, ref.size_bytes) for ref in batch]
             for ref, data in zip(batch, self._remote.get(self._run, pairs, self._deadline), strict=True):
-                atomic_write(self._directory / ref.hash, data, durable=False)
+                atomic_write(self.directory / ref.hash, data, durable=False)
 
     def chunk(self, ref: ChunkRef) -> bytes:
         """The chunk's bytes; whoever takes them checks their hash."""
-        return (self._directory / BlobHash(ref.hash)).read_bytes()
+        return (self.directory / BlobHash(ref.hash)).read_bytes()

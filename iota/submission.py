@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 import torch
 from blake3 import blake3
+from tokenizers import Tokenizer
 
-from iota.prepare import PreparedData, Progress, prepare_for_run
+from iota.prepare import PreparedData, Progress, is_prepared, prepare_for_run
+from subnet.errors import ConfigError
 from subnet.model.checkpoints import draw_weights
 from subnet.model.data import check_data
 from subnet.model.plan import ModelPlan
@@ -23,7 +25,7 @@ from subnet.model.registry import Architecture, check_run, load_architecture, pl
 from subnet.model.snapshots import SnapshotManifest, array_bytes, store_tensor
 from subnet.numerics.layout import TensorSpec
 from subnet.numerics.roots import leaf_hash
-from subnet.run.config import RunConfig
+from subnet.run.config import DataSection, RunConfig
 from subnet.store.disk import atomic_write
 from subnet.words import BlobHash
 from validator.stage_plan import plan_cuts
@@ -44,7 +46,9 @@ def load_model(config: RunConfig) -> tuple[Architecture, PretrainedDirectory | N
         assert config.model.config is not None  # the section's own check
         return load_architecture(config.model.config), None
     source = PretrainedDirectory(Path(config.model.pretrained))
-    return load_architecture(source.model_config), source
+    architecture = load_architecture(source.model_config)
+    source.check([spec for unit in architecture.units(config.data.sequence_length).units for spec in unit])
+    return architecture, source
 
 
 def prepare_run(
@@ -54,12 +58,54 @@ def prepare_run(
     architecture, source = load_model(config)
     check_run(config, architecture)
     section = config.data
-    if source is not None and not section.tokenizer and (source.directory / "tokenizer.json").is_file():
-        section = msgspec.structs.replace(section, tokenizer=str(source.directory / "tokenizer.json"))
+    if source is not None:
+        section = _with_tokenizer(section, source)
     key = blake3(msgspec.json.encode((section, architecture.vocab_size))).hexdigest()[:16]
     data = prepare_for_run(section, architecture.vocab_size, work_dir / "data" / key, progress=progress)
     check_data(config, data.manifest, architecture.vocab_size)
+    if source is not None and source.tokenizer is not None:
+        check_tokenizers(data.tokenizer_path, source.tokenizer)
     return PreparedRun(config, _with_ends(architecture, config.model.config, data.manifest.end_of_text), data)
+
+
+def _with_tokenizer(section: DataSection, source: PretrainedDirectory) -> DataSection:
+    """Weights are tied to their tokenizer: the directory's, if the run file names none."""
+    if section.tokenizer or (len(section.sources) == 1 and is_prepared(Path(section.sources[0]))):
+        return section
+    if source.tokenizer is None:
+        raise ConfigError(
+            f"{source.directory} has no tokenizer.json, and a new one would not fit its weights",
+            hint="copy the model's tokenizer.json there, or name it in data.tokenizer",
+        )
+    return msgspec.structs.replace(section, tokenizer=str(source.tokenizer))
+
+
+def check_tokenizers(data: Path, model: Path) -> None:
+    """Raises :class:`ConfigError` unless both ``tokenizer.json`` give the same numbers to the same tokens."""
+    if data.read_bytes() == model.read_bytes():
+        return
+    ours, theirs = (Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True) for path in (data, model))
+    if ours == theirs:
+        return
+    differing = min((token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)), key=str)
+    raise ConfigError(
+        f"the data's tokenizer has another vocabulary than {model}: {differing!r} is {ours.get(differing)} there, "
+        f"{theirs.get(differing)} in the model's",
+        hint=f"leave data.tokenizer out, or prepare the data again with --tokenizer {model}",
+    )
+
+
+def pin_weights(config: RunConfig, source: PretrainedDirectory | None) -> RunConfig:
+    """The config with the hash of what the run starts from; :class:`ConfigError` where the run file says another."""
+    if source is None:
+        return config
+    found, wanted = source.content_hash(), config.model.pretrained_hash
+    if wanted and wanted != found:
+        raise ConfigError(
+            f"{source.directory} has hash {found}, the run file says model.pretrained_hash = {wanted}",
+            hint="get the directory it was made for, or leave the key out",
+        )
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, pretrained_hash=found))
 
 
 def _with_ends(architecture: Architecture, given: Mapping[str, Any] | None, end_of_text: int) -> Architecture:

@@ -13,7 +13,16 @@ from pathlib import Path
 
 from iota.prepare import Progress
 from iota.remote import BlobFile, Remote
-from iota.submission import PreparedRun, chosen_device, cut_model, for_others, load_model, prepare_run, write_snapshot
+from iota.submission import (
+    PreparedRun,
+    chosen_device,
+    cut_model,
+    for_others,
+    load_model,
+    pin_weights,
+    prepare_run,
+    write_snapshot,
+)
 from iota.submit_settings import SubmitSettings
 from subnet.model.plan import ModelPlan
 from subnet.model.registry import check_run
@@ -55,6 +64,8 @@ def submit(settings: SubmitSettings, say: Say) -> RunSummary:
     run = prepare_run(config, work_dir, progress=_Reporter(say))
     costs = _unit_costs(settings, run)
     plan = cut_model(run, costs)
+    if source is not None:
+        say(f"weights: {source.directory}, as fp32")
     say(f"model: {plan.units.num_parameters:,} parameters in {plan.num_stages} stages, layers cut at {plan.cuts}")
     with _scratch(work_dir) as scratch:
         manifest = write_snapshot(plan, source, scratch).encode()
@@ -62,12 +73,15 @@ def submit(settings: SubmitSettings, say: Say) -> RunSummary:
         files: list[BlobFile] = [(blob, path, RETENTION) for blob, path in run.data.files().items()]
         files += [(path.name, path, RETENTION) for path in sorted(scratch.iterdir())]
         files.append((snapshot, manifest, RETENTION))
+        carried = b"" if source is None else encode(source.carried_files())
+        if carried:
+            files.append((blob_hash(carried), carried, RETENTION))
         total = sum(len(source) if isinstance(source, bytes) else source.stat().st_size for _, source, _ in files)
         say(f"store: {len(files)} blobs, {total / 1e6:.1f} MB")
         remote.put(config.run.name, files, deadline)
     submission = RunSubmission(
         version=PROTOCOL_VERSION,
-        config=encode(for_others(config)),
+        config=encode(for_others(pin_weights(config, source))),
         model_config=dict(plan.model_config),
         unit_tensors=tuple(tuple(_as_word(spec) for spec in unit) for unit in plan.units.units),
         unit_flops_per_token=plan.units.unit_flops_per_token,
@@ -78,6 +92,7 @@ def submit(settings: SubmitSettings, say: Say) -> RunSummary:
         tokenizer=run.data.manifest.tokenizer,
         hardware_class=_hardware_class(plan, settings.device) if settings.hardware_class else None,
         cuts=plan.cuts,
+        carried=blob_hash(carried) if carried else "",
     )
     return remote.submit(submission, deadline)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from subnet.audit.build import state_ref
+from subnet.audit.ledger import WorkLedger
 from subnet.errors import NotFound
 from subnet.protocol.api import ExportInfo, StageSnapshot
 from subnet.run.apply import apply
@@ -26,8 +28,22 @@ def finished_state(entry: RunEntry) -> RunState:
         journal.close()
 
 
+def _states(entry: RunEntry, state: RunState, step: int) -> tuple[bytes, ...]:
+    """Where the stages' states at a step without snapshots come from: a snapshot before it and the log."""
+    steps = sorted({s.step for kept in state.snapshots.values() for s in kept})
+    hint = f"0 to {max(state.next_step, 0)}; snapshots are kept of {steps}, and the log behind the newest"
+    if not 0 <= step <= state.next_step:
+        raise NotFound(f"run {entry.name} has no state after {step} updates", hint=hint)
+    ledger = WorkLedger()
+    try:
+        refs = [state_ref(state, ledger, stage, step) for stage in range(num_stages(state))]
+    except NotFound as error:
+        raise NotFound(f"run {entry.name} has no state after {step} updates any more", hint=hint) from error
+    return tuple(msgspec.msgpack.encode(ref) for ref in refs)
+
+
 def export_info(entry: RunEntry, state: RunState, step: int | None) -> ExportInfo:
-    """The newest step of which every stage has a snapshot, or the one asked for."""
+    """The newest step of which every stage has a snapshot, or the one asked for, whether it has snapshots or not."""
     if state.run is None:
         raise NotFound(f"run {entry.name} has not begun")
     stages = range(num_stages(state))
@@ -37,11 +53,12 @@ def export_info(entry: RunEntry, state: RunState, step: int | None) -> ExportInf
         common = set[int].intersection(*stored)
         wanted = max(common) if common else min(restore_point(state, stage).version for stage in stages)
     found: list[StageSnapshot] = []
+    states: tuple[bytes, ...] = ()
     for stage in stages:
         snapshot = stored_snapshot(state, stage, wanted)
         if snapshot is None:
-            steps = sorted({s.step for kept in state.snapshots.values() for s in kept})
-            raise NotFound(f"run {entry.name} has no snapshot after {wanted} updates", hint=f"there are: {steps}")
+            found, states = [], _states(entry, state, wanted)
+            break
         found.append(StageSnapshot(stage, snapshot.manifest, snapshot.root, snapshot.verified))
     submission, finished = entry.stored.submission, state.finished
     return ExportInfo(
@@ -56,4 +73,6 @@ def export_info(entry: RunEntry, state: RunState, step: int | None) -> ExportInf
         tied=submission.tied,
         cuts=entry.plan.cuts,
         hardware_class=None if state.hardware_class is None else state.hardware_class.hashes,
+        carried=submission.carried,
+        states=states,
     )

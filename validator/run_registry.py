@@ -223,7 +223,8 @@ def plan_submission(submission: RunSubmission) -> tuple[RunConfig, ModelPlan]:
         raise InputError("a unit's FLOPs per token are no number of 0 or more", hint="submit with this version's iota")
     if any(not cost > 0 for cost in submission.unit_costs[1:-1]):
         raise InputError("a unit's cost isn't above 0", hint="submit with this version's iota")
-    for blob in (submission.data, submission.snapshot, submission.tokenizer):
+    carried = (submission.carried,) if submission.carried else ()
+    for blob in (submission.data, submission.snapshot, submission.tokenizer, *carried):
         if not wire.is_blob_hash(blob):
             raise InputError(f"{blob[:80]!r} isn't the hash of a blob")
     cuts = submission.cuts or plan_cuts(submission.unit_costs, config.pipeline.stages)

@@ -183,6 +183,9 @@ def run_export(
     wallet_path: WalletPath = DEFAULT_WALLETS,
     timeout_s: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 3600.0,
 ) -> None:
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare its logits in plain transformers with the swarm's stages.")
+    ] = False,
     """Write a run's model as a Hugging Face directory that plain transformers loads."""
     from iota.export import export_run
     from iota.remote import Remote
@@ -191,5 +194,7 @@ def run_export(
 
     signer = load_wallet(wallet_name, wallet_hotkey, wallet_path.expanduser())
     remote = Remote(url, signer, hotkey=hotkey)
-    done = export_run(remote, name, out_dir, step=step, deadline=Deadline.after(timeout_s), say=print)
+    done = export_run(remote, name, out_dir, step=step, check=check, deadline=Deadline.after(timeout_s), say=print)
     print(f"{done.directory}: {done.num_parameters:,} parameters after {done.step} updates, run root {done.root}")
+    if done.checked is not None:
+        print(f"{done.checked.num_logits:,} logits are the swarm's to the bit (hash {done.checked.hash})")

@@ -38,6 +38,11 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
+CARRIED_FILES = (*(name for name in TOKENIZER_FILES if name != "tokenizer.json"), "generation_config.json")
+"""What an export has as it was in the directory that the run started from, beside ``tokenizer.json``."""
+LIMIT_CARRIED_BYTES = 16 << 20
+"""Of all of them."""
+CARD_FILE = "README.md"
 
 
 def initial_tensor(spec: TensorSpec, *, seed: int, initializer_range: float, norm_start: float = 1.0) -> Tensor:
@@ -85,11 +90,14 @@ def write_pretrained(
     read: Callable[[TensorSpec], Tensor],
     *,
     tokenizer: Path | None = None,
+    carried: Mapping[str, bytes] | None = None,
+    card: str = "",
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write config, weights, generation config and tokenizer so that plain ``from_pretrained`` loads them.
 
-    The directory appears complete or not at all. ``tokenizer`` is a directory or a ``tokenizer.json``.
+    The directory appears complete or not at all. ``tokenizer`` is a directory or a ``tokenizer.json``, ``carried`` other
+    files of it (:func:`check_carried`), ``card`` the text of a model card.
     """
     directory = directory.absolute()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -99,6 +107,10 @@ def write_pretrained(
     try:
         _write_configs(staging, model_config)
         _write_weights(staging, FAMILIES[str(model_config["model_type"])], specs, read, max_shard_bytes)
+        for name, data in check_carried(carried or {}).items():
+            (staging / name).write_bytes(data)
+        if card:
+            (staging / CARD_FILE).write_text(card)
         if tokenizer is not None:
             _copy_tokenizer(tokenizer, staging, model_config)
         for path in staging.iterdir():
@@ -117,6 +129,20 @@ def write_pretrained(
         raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def check_carried(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """The files, whose names and sizes are allowed; foreign ones aren't written under another name."""
+    wrong = sorted(set(files) - set(CARRIED_FILES))
+    if wrong:
+        raise ConfigError(f"{wrong[0]!r} is no file of a tokenizer", hint=f"allowed: {', '.join(CARRIED_FILES)}")
+    size_bytes = sum(len(data) for data in files.values())
+    if size_bytes > LIMIT_CARRIED_BYTES:
+        raise ConfigError(
+            f"the files beside tokenizer.json have {size_bytes} bytes",
+            hint=f"at most {LIMIT_CARRIED_BYTES}: remove what isn't needed",
+        )
+    return files
 
 
 def _sync(path: Path) -> None:

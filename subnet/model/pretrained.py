@@ -17,15 +17,12 @@ from torch import Tensor
 
 from subnet.errors import ConfigError
 from subnet.model.checkpoint_names import Part, stored_parts
-from subnet.model.checkpoints import INDEX_FILE, SINGLE_FILE, TOKENIZER_FILES
+from subnet.model.checkpoints import CARRIED_FILES, INDEX_FILE, SINGLE_FILE, check_carried
 from subnet.model.families import FAMILIES, Family
 from subnet.model.registry import EMBEDDING_NAME, HEAD_NAME
 from subnet.numerics.layout import TensorSpec
 
 READ_TYPES = ("F32", "BF16", "F16")
-CARRIED_FILES = (*(name for name in TOKENIZER_FILES if name != "tokenizer.json"), "generation_config.json")
-"""What an export of the run gets as it was in the directory, beside ``tokenizer.json``."""
-LIMIT_CARRIED_BYTES = 16 << 20
 _HASH_TAG = b"iota/pretrained/1\0"
 
 
@@ -158,17 +155,8 @@ class PretrainedDirectory:
 
     def carried_files(self) -> dict[str, bytes]:
         """Files that an export gets as they are here."""
-        found: dict[str, bytes] = {}
-        for name in CARRIED_FILES:
-            path = self.directory / name
-            if not path.is_file():
-                continue
-            if path.stat().st_size > LIMIT_CARRIED_BYTES:
-                raise ConfigError(
-                    f"{path} has {path.stat().st_size} bytes", hint=f"at most {LIMIT_CARRIED_BYTES}: remove the file"
-                )
-            found[name] = path.read_bytes()
-        return found
+        paths = [self.directory / name for name in CARRIED_FILES]
+        return dict(check_carried({path.name: path.read_bytes() for path in paths if path.is_file()}))
 
     def content_hash(self) -> str:
         """BLAKE3 of the config, the weights and the tokenizer: what a run that starts here is a function of."""

@@ -34,6 +34,8 @@ class RunSubmission(msgspec.Struct, frozen=True):
     """Golden hashes of the operator's own machine, where it is of the fleet's class."""
     cuts: tuple[int, ...] | None = None
     """First layer of each stage; None: the validator plans them from the costs."""
+    carried: str = ""
+    """Blob of the tokenizer's and generation's other files, which an export gets as they are; empty: none."""
 
 
 class ControlRequest(msgspec.Struct, frozen=True):
@@ -166,3 +168,7 @@ class ExportInfo(msgspec.Struct, frozen=True):
     cuts: tuple[int, ...]
     hardware_class: tuple[str, ...] | None = None
     """Golden hashes of the class of machines that may join; None: not settled."""
+    carried: str = ""
+    """Blob of files for the directory (``RunSubmission.carried``)."""
+    states: tuple[bytes, ...] = ()
+    """By stage, where the step has no snapshots: ``subnet.audit.case.StateRef``, encoded."""

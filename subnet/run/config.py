@@ -55,11 +55,16 @@ class ModelSection(_Section, frozen=True):
     """A ``transformers`` config as a table (``model_type`` included), or None when ``pretrained`` is given."""
     pretrained: str | None = None
     """A Hugging Face directory whose weights the run starts from."""
+    pretrained_hash: str = ""
+    """BLAKE3 of the directory's config, weights and tokenizer; the submitter fills it in, or refuses what isn't that."""
     attention: str = "sdpa"
 
     def __post_init__(self) -> None:
         both = (self.config is None) == (self.pretrained is None)
         _check(not both, "model.config / model.pretrained", "both or neither", "exactly one of the two")
+        digits = len(self.pretrained_hash) == 64 and set(self.pretrained_hash) <= set("0123456789abcdef")
+        ok = not self.pretrained_hash or (digits and self.pretrained is not None)
+        _check(ok, "model.pretrained_hash", self.pretrained_hash, "64 hexadecimal digits, beside model.pretrained")
         _check(self.attention in ("sdpa", "eager"), "model.attention", self.attention, "sdpa, eager")
         for number in _numbers(self.config):
             _check(math.isfinite(number), "a number in model.config", number, "finite numbers: JSON has no others")

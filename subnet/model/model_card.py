@@ -1,0 +1,53 @@
+"""The README of an exported model: what it is, how it was trained, and the numbers by which anyone finds it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from subnet.run.config import RunConfig
+
+
+def model_card(config: RunConfig, model_config: Mapping[str, Any], *, step: int, root: str, num_parameters: int) -> str:
+    """Markdown with the front matter that model hubs read; the licence is the builder's to add."""
+    run, optimizer, pipeline = config.run, config.optimizer, config.pipeline
+    start = "random weights"
+    if config.model.pretrained:
+        start = f"`{config.model.pretrained}` (content hash `{config.model.pretrained_hash or 'unknown'}`)"
+    rows = {
+        "Run": f"`{run.name}`, seed {run.seed}",
+        "Updates": f"{step:,} of {run.steps:,}",
+        "Training tokens": f"{step * config.tokens_per_step:,}",
+        "Started from": start,
+        "Objective": f"{config.objective.kind}, sequences of {config.data.sequence_length:,} tokens",
+        "Optimizer": f"{optimizer.kind}, learning rate {optimizer.learning_rate:g} ({config.schedule.kind}), "
+        f"weight decay {optimizer.weight_decay:g}, clip {optimizer.clip_norm:g}",
+        "Batch": f"{pipeline.microbatches} microbatches of {pipeline.microbatch_rows} sequences",
+        "Compute": f"{config.precision.compute}; weights are fp32",
+        "Run root": f"`{root}`",
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    architecture = model_config["architectures"][0]
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- {model_config["model_type"]}
+---
+# {run.name}
+
+A `{architecture}` with {num_parameters:,} parameters, trained by many machines with IOTA.
+
+| | |
+|---|---|
+{table}
+
+The run root is a hash of all weights, optimizer moments and scales after these updates. It depends on the run file, the
+data and the number of updates, not on the machines.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")
+```
+"""
