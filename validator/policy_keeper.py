@@ -19,6 +19,8 @@ from subnet.score.timeline import Counting, Timeline
 from subnet.store.disk import atomic_write
 
 NAME = "policy.json"
+SHOWN = 64
+"""Newest policies that are told."""
 DEFAULT_DIGEST = SubnetPolicy().digest
 
 
@@ -87,7 +89,7 @@ class PolicyKeeper:
         return self.lines[-1] if self.lines[-1].since_s > now_s else None
 
     def view(self, now_s: float) -> PolicyView:
-        return PolicyView(now_s, self.in_force(now_s), self.pending(now_s), self.lines)
+        return PolicyView(now_s, self.in_force(now_s), self.pending(now_s), self.lines[-SHOWN:])
 
     def timeline(self) -> Timeline:
         return Timeline(counting_of(line) for line in self.lines)

@@ -32,7 +32,7 @@ class PolicyView(msgspec.Struct, frozen=True):
     pending: PolicyLine | None
     """It takes effect at its ``since_s``."""
     history: tuple[PolicyLine, ...]
-    """Oldest first, the one in force and the pending one included."""
+    """The newest ones, oldest first, the one in force and the pending one included."""
 
 
 class PolicyRequest(msgspec.Struct, frozen=True):

@@ -58,8 +58,9 @@ class Timeline:
 
     def spans(self, from_s: float, to_s: float) -> tuple[tuple[float, float], ...]:
         """(end, half-life in seconds) of each stretch of one half-life between two times; empty where no time passes."""
-        if len(self.entries) == 1:
-            return self.entries[0].score.spans(from_s, to_s)
+        last = self.entries[-1]
+        if len(self.entries) == 1 or from_s >= last.since_s:
+            return last.score.spans(from_s, to_s)
         if to_s <= from_s:
             return ()
         inner = [entry for entry in self.entries[1:] if from_s < entry.since_s < to_s]
@@ -69,8 +70,9 @@ class Timeline:
 
     def halves(self, from_s: float, to_s: float) -> float:
         """Half-lives between two times; what isn't after the first counts 0 or less."""
-        if len(self.entries) == 1:
-            return self.entries[0].score.halves(from_s, to_s)
+        last = self.entries[-1]
+        if len(self.entries) == 1 or from_s >= last.since_s:
+            return last.score.halves(from_s, to_s)
         whole = 0.0
         for end_s, half_life_s in self.spans(from_s, to_s):
             whole += (end_s - from_s) / half_life_s
