@@ -173,7 +173,7 @@ def test_ctrl_c_stops_the_looking_and_says_how_to_look_again(
     swarm: OwnSwarm, book: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorder = Recorder()
-    run = train(swarm, book, "interrupted", steps=40, callbacks=[recorder])
+    run = train(swarm, book, "interrupted", steps=20, callbacks=[recorder])
 
     def iterate() -> None:
         for report in run:
@@ -190,7 +190,7 @@ def test_ctrl_c_stops_the_looking_and_says_how_to_look_again(
     again = swarm.run("interrupted").skip_to(3)
     assert next(iter(again)).step == 4
     assert next(iter(again.reports())).step > 4
-    assert [report.step for report in again][-1] == 40
+    assert [report.step for report in again][-1] == 20
     with pytest.raises(NotFound, match="it has: first"):
         iota.attach(swarm.url, "unknown", warn=False)
 
@@ -232,6 +232,7 @@ def _settled(run: iota.Run) -> int:
         deadline.check("the run to stand still")
 
 
+@pytest.mark.slow
 def test_a_swarm_that_is_elsewhere_is_warned_of_once(swarm: OwnSwarm, book: Path) -> None:
     """The same validator by its URL: another process submits, with the owner's wallet."""
     with iota.connect(swarm.url, "owner", wallet_path=swarm.directory / "wallets", same_class=True) as elsewhere:
@@ -247,11 +248,14 @@ def test_a_swarm_that_is_elsewhere_is_warned_of_once(swarm: OwnSwarm, book: Path
         assert attached.model().num_parameters() == 39_840
 
 
-def test_wandb_keeps_a_run_offline(swarm: OwnSwarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_wandb_keeps_a_run_offline(swarm: OwnSwarm, book: Path, tmp_path: Path) -> None:
+    """In a process of its own: it starts one, and keeps it."""
     pytest.importorskip("wandb")
+    train(swarm, book, "kept", steps=2)
     code = (
         "import sys, iota\n"
-        "run = iota.attach(sys.argv[1], 'elsewhere', warn=False,"
+        "run = iota.attach(sys.argv[1], 'kept', warn=False,"
         " callbacks=[iota.WandB('t', mode='offline', directory=sys.argv[2])])\n"
         "run.wait(timeout_s=100)"
     )
@@ -272,6 +276,7 @@ def test_a_swarm_whose_validator_died_says_so(tmp_path: Path, swarm: OwnSwarm, b
         list(reports)
 
 
+@pytest.mark.slow
 def test_the_page_of_the_sdk_runs(book: Path, tmp_path: Path) -> None:
     """Every block of ``docs/sdk.md``, in order, as one program."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sdk.md").read_text(encoding="utf-8"), re.DOTALL)
