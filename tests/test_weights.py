@@ -243,13 +243,41 @@ async def test_a_refusal_is_reported_by_name_and_backed_off_from(chain):
         if len(waits) == 4:
             raise asyncio.CancelledError
 
-    setter = WeightSetter(client, 1, VALIDATOR.hotkey, lambda: scores, WeightPolicy(version_key=4), sleep=sleep)
+    setter = WeightSetter(
+        client, 1, VALIDATOR.hotkey, lambda: scores, WeightPolicy(version_key=4), sleep=sleep, clock=clock
+    )
     with pytest.raises(asyncio.CancelledError):
         await setter.run(reports.append)
     assert [(r.status, r.code) for r in reports] == [("refused", "IncorrectWeightVersionKey")] * 4
     assert reports[0].hint
     assert waits == [21.0, 42.0, 84.0, 168.0]
     assert await client.weights(1, 1) is None
+
+
+async def test_tries_that_take_long_do_not_cost_a_tempo(chain):
+    """Each takes 3 s here: waits are counted from its beginning, and never shorter than a block."""
+    client, clock = chain
+    waits: list[float] = []
+    takes_s = iter((3.0, 100.0))
+
+    class Slow(LocalChain):
+        async def metagraph(self, netuid, *, timeout_s=1.0):
+            clock.advance(next(takes_s))
+            return await super().metagraph(netuid, timeout_s=timeout_s)
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        raise asyncio.CancelledError
+
+    async with Slow(client.url, VALIDATOR) as slow:
+        for _ in range(2):
+            setter = WeightSetter(
+                slow, 1, VALIDATOR.hotkey, dict, WeightPolicy(burn_share=1.0), sleep=sleep, clock=clock
+            )
+            with pytest.raises(asyncio.CancelledError):
+                await setter.run()
+            assert setter.last_report is not None
+    assert waits == [18.0, 1.0]
 
 
 class Forgetful(LocalChain):
@@ -282,7 +310,7 @@ async def test_a_chain_that_is_away_is_said_and_tried_again():
         raise asyncio.CancelledError
 
     async with LocalChain("http://127.0.0.1:1", VALIDATOR) as away:
-        setter = WeightSetter(away, 1, VALIDATOR.hotkey, dict, sleep=sleep)
+        setter = WeightSetter(away, 1, VALIDATOR.hotkey, dict, sleep=sleep, clock=ManualClock())
         with pytest.raises(asyncio.CancelledError):
             await setter.run()
     assert setter.last_report is not None

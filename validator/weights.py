@@ -17,7 +17,7 @@ from loguru import logger
 
 from subnet.chain.base import Chain, ChainRefused, Hyperparameters, Metagraph, Neuron, WeightsReceipt, to_u16
 from subnet.errors import ConfigError, IotaError
-from subnet.timing import TIMEOUTS, Deadline
+from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock, Deadline
 from validator.scoring import Score
 
 MAX_WAITING_COMMITS = 4
@@ -159,7 +159,7 @@ def _enough(weights: dict[int, float], n: int, rules: Hyperparameters | None) ->
 
 
 def blocks_to_next_try(report: WeightsReport, failures: int, tempo: int, cap: int) -> int:
-    """One try per tempo; after the n-th failure in a row 2^(n-1) tempos, at most ``cap``.
+    """One try per tempo, from its beginning; after the n-th failure in a row 2^(n-1) tempos, at most ``cap``.
 
     Where nothing was sent the look at the metagraph is repeated after a quarter of a tempo, or when waiting has helped.
     """
@@ -185,13 +185,14 @@ class WeightSetter:
         on_metagraph: Callable[[Metagraph], None] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         timeout_s: float = TIMEOUTS.chain_write_s,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._chain, self._netuid, self._own_hotkey, self._scores = chain, netuid, own_hotkey, scores
         self._policy: Callable[[], WeightPolicy] = policy if callable(policy) else lambda: policy or WeightPolicy()
         self._on_metagraph = on_metagraph
         self._sleep = sleep
-        self._timeout_s = timeout_s
-        self._tempo_s = 0.0
+        self._timeout_s, self._clock = timeout_s, clock
+        self._block_s, self._tempo_s = 1.0, 0.0
         self._commits = CommitBook()
         self.last_report: WeightsReport | None = None
 
@@ -204,12 +205,15 @@ class WeightSetter:
         """Try, report, wait; until cancelled. A report is logged when its outcome or reason changes."""
         failures = 0
         while True:
+            begun_s = self._clock.now_s()
             report, wait_s = await self._try_and_wait_s(failures)
             failed = report.status in ("refused", "failed", "differs")
             failures = failures + 1 if failed else 0 if report.status == "set" else failures
             if on_report is not None:
                 on_report(report)
-            await self._sleep(wait_s)
+            # From its beginning: the time that tries take doesn't add up to a tempo without one.
+            spent_s = self._clock.now_s() - begun_s
+            await self._sleep(max(wait_s - spent_s, min(wait_s, self._block_s)))
 
     async def _try_and_wait_s(self, failures: int) -> tuple[WeightsReport, float]:
         report = await self.attempt()
@@ -220,7 +224,7 @@ class WeightSetter:
         except IotaError:
             # The chain is away; ``attempt`` has said so. Look again at the last known pace.
             return report, self._tempo_s / 4 if self._tempo_s else 5.0
-        self._tempo_s = (rules.tempo + 1) * block_time_s
+        self._block_s, self._tempo_s = block_time_s, (rules.tempo + 1) * block_time_s
         failed = report.status in ("refused", "failed", "differs")
         blocks = blocks_to_next_try(report, failures + failed, rules.tempo + 1, self.policy.backoff_cap)
         return report, blocks * block_time_s
