@@ -30,6 +30,8 @@ class SimMerges:
         self._world = world
         self._foreseen: dict[tuple[int, int, int], tuple[Member, ...] | None] = {}
         self._seed_s: dict[tuple[int, int, int], float] = {}
+        self._stored_s: dict[tuple[int, int, int, Member, int], tuple[float, int]] = {}
+        """By (step, group, partition, owner, sums): when the merged partition is in the store, and its size."""
 
     def notice(self, event: ev.AnyEvent) -> None:
         match event:
@@ -45,6 +47,8 @@ class SimMerges:
                 self._fingerprinted(event)
             case ev.StepSealed():
                 self._foreseen.clear()
+                self._stored_s.clear()
+                self._seed_s.clear()
                 self._world.forget_step(event.step)
             case _:
                 pass
@@ -128,71 +132,95 @@ class SimMerges:
     # --- reducing
 
     def _ordered(self, event: ev.ReduceOrdered) -> None:
-        """Slices reach their owners; each adds what it owns and puts the sums into the store."""
+        """Slices reach their owners; each adds what it owns and puts the sums into the store.
+
+        What an owner has been sent under an earlier version of the same sums it has, or is getting; nothing is sent twice.
+        """
         world = self._world
         contributors = [world.by_hotkey[entry.member.hotkey] for entry in event.entries]
         if any(node.member != entry.member for node, entry in zip(contributors, event.entries, strict=True)):
             return  # somebody has gone: there will be another version
         lives = [(node, node.life) for node in contributors]
-        sent = [
-            self._sent(node, event, entry.microbatches) for node, entry in zip(contributors, event.entries, strict=True)
-        ]
+        sums = hash(tuple((entry.member, entry.microbatches) for entry in event.entries))
+        fresh = {
+            p: owner
+            for p, owner in enumerate(event.owners)
+            if (event.step, event.group, p, owner, sums) not in self._stored_s
+        }
+        if fresh:
+            self._transfer(event, fresh, sums, contributors)
+        for p, owner in enumerate(event.owners):
+            stored_s = self._stored_s.get((event.step, event.group, p, owner, sums))
+            node = world.by_hotkey[owner.hotkey]
+            if stored_s is not None and node.member == owner and node.online:
+                when_s = max(stored_s[0], world.now_s + node.link.one_way_s)
+                node.after(when_s, self._publish, node, event, p, stored_s[1], lives)
+
+    def _transfer(
+        self, event: ev.ReduceOrdered, fresh: dict[int, Member], sums: int, contributors: list[SimMember]
+    ) -> None:
+        """Reserves the links for partitions that their owners don't have yet."""
+        world, entries = self._world, event.entries
         layout = world.plan.layout.groups[event.group]
         calibration = event.step == CALIBRATION_STEP
-        by_number = [
+        by_entry = [
             (entry, world.costs.partition_bytes(layout, len(entry.microbatches), calibration=calibration))
-            for entry in event.entries
+            for entry in entries
         ]
-        total_items = max(1, world.plan.config.pipeline.microbatches)
-        merged_sizes = world.costs.partition_bytes(layout, total_items, calibration=calibration)
-        elements = max(1, sum(p.num_elements for p in layout.partitions))
-        for owner in sorted(set(event.owners)):
+        sent = [self._sent(node, event, entry, fresh) for node, entry in zip(contributors, entries, strict=True)]
+        whole = world.costs.partition_bytes(layout, world.plan.config.pipeline.microbatches, calibration=calibration)
+        elements = max(1, sum(part.num_elements for part in layout.partitions))
+        for owner in sorted(set(fresh.values())):
             node = world.by_hotkey[owner.hotkey]
             if node.member != owner or not node.online:
                 continue
-            owned = [p for p, k in enumerate(event.owners) if k == owner]
-            received = 0.0
-            for entry, sizes in by_number:
-                if entry.member != owner:
-                    held = {p for p, _ in entry.hashes}
-                    received += sum(sizes[p] for p in owned if p in held)
-            others = [times for times, entry in zip(sent, event.entries, strict=True) if entry.member != owner]
+            others = [times for times, entry in zip(sent, entries, strict=True) if entry.member != owner]
             first_s = min((begin_s for begin_s, _ in others), default=world.now_s)
             last_s = max((end_s for _, end_s in others), default=world.now_s)
             travel_s = 2 * node.link.one_way_s
-            if calibration:
-                got_s = links.get(world.store_start_s(last_s), node.link, world.store, received, KIND)
-            else:
-                _, got_s = node.link.down.bulk(first_s + travel_s, received, KIND)
-            ready_s = max(world.now_s + node.link.one_way_s, got_s, last_s + travel_s)
-            share = sum(layout.partitions[p].num_elements for p in owned) / elements
-            add_s = world.costs.pass_s(node.stage, node.gpu, passes.REDUCE_BYTES, share) * len(event.entries)
-            size = sum(merged_sizes[p] for p in owned)
-            stored_s = links.put(world.store_start_s(ready_s + add_s), node.link, world.store, size, "merged")
-            node.after(stored_s, self._publish, node, event, owned, [int(merged_sizes[p]) + 1 for p in owned], lives)
+            owned = [p for p, other in fresh.items() if other == owner]
+            for number, p in enumerate(owned):
+                here = sum(sizes[p] for entry, sizes in by_entry if entry.member != owner and _holds(entry, p))
+                # contributors send partition by partition, so an owner can add the first while the last is under way
+                there_s = first_s + (last_s - first_s) * (number + 1) / len(owned)
+                if calibration:
+                    got_s = links.get(world.store_start_s(last_s), node.link, world.store, here, KIND)
+                else:
+                    got_s = node.link.down.bulk(first_s + travel_s, here, KIND)[1]
+                ready_s = max(world.now_s + node.link.one_way_s, got_s, there_s + travel_s)
+                share = layout.partitions[p].num_elements / elements
+                ready_s += world.costs.pass_s(node.stage, node.gpu, passes.REDUCE_BYTES, share) * len(entries)
+                stored_s = links.put(world.store_start_s(ready_s), node.link, world.store, whole[p], "merged")
+                self._stored_s[event.step, event.group, p, owner, sums] = (stored_s, int(whole[p]) + 1)
 
-    def _sent(self, node: SimMember, event: ev.ReduceOrdered, mine: tuple[int, ...]) -> tuple[float, float]:
-        """From when to when its slices leave; again where it sent them to others, or others' sums, ahead."""
-        known = node.sums.get((event.step, mine))
-        if known is None or (known[2] != event.owners and event.step != CALIBRATION_STEP):
-            begin_s = self._world.now_s + node.link.one_way_s
-            self._send(node, event.step, event.group, mine, event.owners, begin_s)
-            known = node.sums[event.step, mine]
-        return known[0], known[1]
+    def _sent(
+        self, node: SimMember, event: ev.ReduceOrdered, entry: Commitment, fresh: dict[int, Member]
+    ) -> tuple[float, float]:
+        """From when to when its slices leave; again to owners whom it hasn't foreseen."""
+        known = node.sums.get((event.step, entry.microbatches))
+        if known is not None and (known[2] == event.owners or event.step == CALIBRATION_STEP):
+            return known[0], known[1]
+        begin_s = self._world.now_s + node.link.one_way_s
+        layout = self._world.plan.layout.groups[event.group]
+        sizes = self._world.costs.partition_bytes(layout, len(entry.microbatches), calibration=False)
+        ahead = known[2] if known is not None else ()
+        size = sum(
+            sizes[p]
+            for p, owner in fresh.items()
+            if owner != node.member and _holds(entry, p) and not (p < len(ahead) and ahead[p] == owner)
+        )
+        begin_s, sent_s = node.link.up.bulk(begin_s, size, KIND)
+        if known is not None:
+            begin_s, sent_s = min(begin_s, known[0]), max(sent_s, known[1])
+        return begin_s, sent_s
 
     def _publish(
-        self,
-        node: SimMember,
-        event: ev.ReduceOrdered,
-        owned: list[int],
-        sizes: list[int],
-        lives: list[tuple[SimMember, int]],
+        self, node: SimMember, event: ev.ReduceOrdered, p: int, size: int, lives: list[tuple[SimMember, int]]
     ) -> None:
         if any(other.life != life for other, life in lives):
             return  # a slice never came
-        for p, size in zip(owned, sizes, strict=True):
-            blob = f"merged-{event.step}-{event.group}-{event.version}-{p}"
-            node.say(msg.MergedClaim(event.step, event.group, event.version, p, blob, blob, size, f"{p + 1:x}"))
+        blob = f"merged-{event.step}-{event.group}-{event.version}-{p}"
+        node.say(msg.MergedClaim(event.step, event.group, event.version, p, blob, blob, size, f"{p + 1:x}"))
 
     def _merged(self, event: ev.PartitionMerged) -> None:
         """Whoever holds the partition fetches it, its owner apart."""
@@ -300,3 +328,7 @@ class SimMerges:
             case msg.CheckClaim():
                 current = merge.phase == st.REVEALED and claim.version == merge.version
                 return current and node.member not in merge.checks
+
+
+def _holds(entry: Commitment, partition: int) -> bool:
+    return any(p == partition for p, _ in entry.hashes)

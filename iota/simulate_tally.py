@@ -77,6 +77,8 @@ class Tally:
         self.steps: list[StepFigures] = []
         self.counts: Counter[str] = Counter()
         self.items_counted = 0
+        self.progress_s = 0.0
+        """When a step was sealed last."""
         self._opened_s = self._computed_s = 0.0
         self._records = self._bytes = self._claims = 0
         self._index = {node.hotkey: number for number, node in enumerate(world.nodes)}
@@ -102,6 +104,7 @@ class Tally:
                 self.counts["redone"] += 1
             case ev.StepSealed():
                 self.items_counted += event.num_counted
+                self.progress_s = world.now_s
                 if event.step > CALIBRATION_STEP:
                     self._sealed(event)
             case _:

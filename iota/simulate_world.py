@@ -56,11 +56,11 @@ class World:
         unit_s: Sequence[float] | None = None,
         policy: Policy | None = None,
         picture_step: int | None = None,
-        limit_s: float = 30 * 86400.0,
+        patience_s: float = 12 * 3600.0,
     ) -> None:
         config = simulated_config(plan.config, num_steps)
         self.plan = ModelPlan(config, plan.model_config, plan.units, plan.cuts)
-        self.fleet, self.seed, self.num_steps, self.limit_s = fleet, seed, num_steps, limit_s
+        self.fleet, self.seed, self.num_steps, self.patience_s = fleet, seed, num_steps, patience_s
         self.costs = StageCosts(self.plan, unit_s)
         self.now_s = 0.0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -115,11 +115,11 @@ class World:
             self.now_s, _, work, args = heapq.heappop(self._events)
             self.num_handled += 1
             work(*args)
-            if self.now_s > self.limit_s:
+            if self.now_s - self.tally.progress_s > self.patience_s:
                 raise Stuck(
-                    f"no end after {self.now_s / 3600:.1f} simulated hours, at step {self.state.next_step}: "
+                    f"no step in {self.patience_s / 3600:.1f} simulated hours, at step {self.state.next_step}: "
                     f"it waits for {self.coordinator.waiting_for()}",
-                    hint="simulate fewer steps, or a fleet that can hold the model",
+                    hint="faster links, fewer faults, or smaller merges (more stages)",
                 )
         self.tally.close()
         return self
