@@ -31,7 +31,7 @@ from validator.http_pages import PageApi
 from validator.merge_lines import MergeLine, MergeLines
 from validator.page_desk import PageDesk
 from validator.page_feed import PageFeed
-from validator.page_sight import RunSight
+from validator.page_sight import RunSight, facts_of_entry
 from validator.refusals import Refusals
 from validator.run_registry import RunEntry, StoredRun
 from validator.score_api import ScoreDesk
@@ -84,6 +84,7 @@ class PlayedRun:
 
     def __post_init__(self) -> None:
         self.entry = entry_of(self.name, self.num_steps, self.num_stages)
+        self.run_id, self.facts = self.entry.stored.run_id, facts_of_entry(self.entry)
         self.rng = random.Random(self.seed)
         self.state: RunState | None = new_state()
         self.scores = ScoreBook()

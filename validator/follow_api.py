@@ -1,6 +1,6 @@
 """The HTTP interface of a follower: public reads, and its own policy. Whoever wants something led asks a validator that leads.
 
-``GET /v1/hello``, ``/v1/status``, ``/v1/runs`` and the scores (:mod:`validator.score_api`).
+``GET /v1/hello``, ``/v1/status``, ``/v1/runs``, the scores (:mod:`validator.score_api`) and the run's page.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from subnet.protocol.messages import Hello
 from subnet.protocol.signing import RequestVerifier
 from subnet.run.state import RunState, config, works
 from subnet.words import PROTOCOL_VERSION
+from validator.follow_page import follower_desk
 from validator.follow_run import FollowedRun
 from validator.http_api import number_of
+from validator.http_pages import PageApi
 from validator.policy_desk import policy_routes
 from validator.refusals import Refusals
 from validator.score_api import ScoreDesk, registrations_of, score_routes
@@ -43,14 +45,18 @@ def follower_app(node: FollowerNode, verifier: RequestVerifier) -> web.Applicati
     async def runs(call: Call) -> web.StreamResponse:
         return answer(tuple(summary_of(node, run) for run in node.reader.runs.values()))
 
+    scores = _score_desk(node)
+    page = PageApi(follower_desk(node, scores))
     routes = [
         Route("GET", "/v1/hello", hello, signed=False),
         Route("GET", "/v1/status", status, signed=False),
         Route("GET", "/v1/runs", runs, signed=False),
-        *score_routes(_score_desk(node)),
+        *score_routes(scores),
         *policy_routes(node.policy_desk),
     ]
-    return create_app(routes, verifier, RequestLimits())
+    app = create_app([*routes, *page.routes()], verifier, RequestLimits())
+    app.on_shutdown.append(page.close)
+    return app
 
 
 def _score_desk(node: FollowerNode) -> ScoreDesk:

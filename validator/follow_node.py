@@ -186,5 +186,5 @@ async def serve_follower(settings: ValidatorSettings, signer: Signer) -> None:
     service.forever("leaders' policies", node.policy_doubts.run)
     if settings.set_weights:
         service.forever("weights", node.side.set_weights)
-    logger.info("validator {} follows {} and serves at {}", signer.hotkey, settings.store_url, listener.url)
+    logger.info("validator {} follows {}; the run's page: {}/", signer.hotkey, settings.store_url, listener.url)
     await service.run()

@@ -127,10 +127,10 @@ class PageDesk:
         return self._runs()
 
     def overview(self, sight: RunSight) -> Overview:
-        return self._overviews.get(sight.entry.stored.run_id, lambda: overview_of(sight))
+        return self._overviews.get(sight.run_id, lambda: overview_of(sight))
 
     def curve(self, sight: RunSight) -> Curve:
-        run = sight.entry.stored.run_id
+        run = sight.run_id
         curve = self._curves.setdefault(run, Curve())
         self._curves.move_to_end(run)
         while len(self._curves) > MAX_CURVES:
@@ -141,7 +141,7 @@ class PageDesk:
     def history(self, sight: RunSight, num_points: int, first: int, last: int) -> HistoryView:
         if not 1 <= num_points <= MAX_POINTS:
             raise InputError(f"points={num_points} is not allowed", hint=f"allowed: 1 to {MAX_POINTS}")
-        key = (sight.entry.stored.run_id, num_points, first, last)
+        key = (sight.run_id, num_points, first, last)
         return self._views.get(key, lambda: self.curve(sight).view(sight.history, num_points, first, last))
 
     def disruptions(self, sight: RunSight, before: int | None, limit: int) -> DisruptionPage:

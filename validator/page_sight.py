@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from subnet.errors import NotFound
+from subnet.model.plan import ModelUnits
 from subnet.protocol.api import MemberView, RunStatus, RunSummary, StallView, StoreCosts
 from subnet.protocol.audit_api import AuditCosts, CaseView
 from subnet.run.apply import apply
+from subnet.run.config import RunConfig
 from subnet.run.state import RunState
 from subnet.timing import Clock
 from validator.audit_desk import case_view
@@ -91,7 +94,10 @@ class RunSight(Protocol):
     """Read-only; nothing here waits."""
 
     @property
-    def entry(self) -> RunEntry: ...
+    def run_id(self) -> str: ...
+
+    @property
+    def facts(self) -> RunFacts: ...
 
     @property
     def history(self) -> History: ...
@@ -120,8 +126,12 @@ class ActiveSight:
     place: int
 
     @property
-    def entry(self) -> RunEntry:
-        return self.session.entry
+    def run_id(self) -> str:
+        return self.session.entry.stored.run_id
+
+    @property
+    def facts(self) -> RunFacts:
+        return facts_of_entry(self.session.entry)
 
     @property
     def history(self) -> History:
@@ -157,6 +167,14 @@ class StoredSight:
     kept: list[bytes] = field(default_factory=list[bytes])
     length: int = 0
     head: str = ""
+
+    @property
+    def run_id(self) -> str:
+        return self.entry.stored.run_id
+
+    @property
+    def facts(self) -> RunFacts:
+        return facts_of_entry(self.entry)
 
     def status(self) -> RunStatus:
         found = self.history
@@ -226,7 +244,7 @@ def overview_of(sight: RunSight) -> Overview:
     return Overview(
         summary=_without_path(status.summary),
         time_s=status.time_ns / 1e9,
-        facts=facts_of(sight.entry),
+        facts=sight.facts,
         tokens_per_s=round(status.tokens_per_s, 1),
         num_merges=status.num_merges,
         num_voids=status.num_voids,
@@ -274,17 +292,19 @@ def _row(member: MemberView, next_step: int) -> MemberRow:
     )
 
 
-def facts_of(entry: RunEntry) -> RunFacts:
-    config, plan = entry.config, entry.plan
+def facts_of_entry(entry: RunEntry) -> RunFacts:
+    return facts_of(entry.config, entry.plan.cuts, entry.plan.units)
+
+
+def facts_of(config: RunConfig, cuts: tuple[int, ...], units: ModelUnits) -> RunFacts:
     pipeline, audit = config.pipeline, config.audit
-    layers = [plan.layers_of(stage) for stage in range(plan.num_stages)]
     audits = f"{100 * audit.rate:.3g} % of sealed sums; before the seal: {audit.before_seal}" if audit.on else "off"
     return RunFacts(
-        stages=tuple((found.start, found.stop - 1) for found in layers),
-        num_parameters=plan.units.num_parameters,
+        stages=tuple((first, end - 1) for first, end in pairwise((*cuts, units.num_layers))),
+        num_parameters=units.num_parameters,
         microbatches=pipeline.microbatches,
         tokens_per_step=pipeline.microbatches * pipeline.microbatch_rows * config.data.sequence_length,
-        flops_per_token=sum(plan.units.unit_flops_per_token),
+        flops_per_token=sum(units.unit_flops_per_token),
         boundaries=pipeline.boundaries,
         boundary_code=pipeline.boundary_code,
         update_delay=pipeline.update_delay,

@@ -78,7 +78,7 @@ class Work {
     const spent = Object.entries(part?.busy_s ?? {}).sort((a, b) => b[1] - a[1]);
     const whole = spent.reduce((sum, [, seconds]) => sum + seconds, 0);
     this.times.replaceChildren(table("Time of the compute thread by kind of work", [{ name: "Kind" }, { name: "Time", number: true }, { name: "Share", number: true }],
-      spent.map(([kind, seconds]) => [kind, duration(seconds), share(seconds / whole)]), { empty: "No run yet." }));
+      spent.map(([kind, seconds]) => [kind.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase(), duration(seconds), share(seconds / whole)]), { empty: "No run yet." }));
   }
 }
 
