@@ -220,7 +220,7 @@ def test_show_check_and_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "score.half_life_s: 3600.0 -> 7200.0",
         "weights.burn_share: 0.0 -> 0.5   too far for one change (by 0.25 at most): 0.25 is allowed",
     ]
-    assert main(["policy", "diff", str(path), str(path)]) == 0
+    assert main(["policy", "diff", str(path), "default"]) == 0
     assert capsys.readouterr().out == "the same policy\n"
     assert main(["policy", "show"]) == 2
 

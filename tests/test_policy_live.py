@@ -423,6 +423,8 @@ async def test_the_command_applies_in_steps(served: Served, tmp_path: Path, caps
     out = capsys.readouterr().out
     assert status == 0
     assert out.count("# before: policy") == 3
+    status = await asyncio.to_thread(main, ["policy", "diff", served.listener.url, str(path)])
+    assert (status, capsys.readouterr().out) == (0, "the same policy\n")
     assert "burn_share = 0.6" in out
 
 

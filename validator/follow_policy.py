@@ -29,7 +29,7 @@ def doubt_of(told: Told | None, own: str) -> str:
     )
     return (
         f"its leader counts with policy {short(digest)}{since}, this validator with {short(own)}: their scores differ "
-        "(iota policy show --live of both, iota policy diff)"
+        "(iota policy diff URL URL)"
     )
 
 

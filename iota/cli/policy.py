@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from subnet.policy.policy import SubnetPolicy
 
 CALL_S = 30.0
+_EITHER = "policy.toml, the URL of a validator (what it has in force), or: default"
 PolicyFile = Annotated[Path, typer.Argument(metavar="FILE", help="policy.toml")]
 
 
@@ -108,19 +109,31 @@ def check(file: PolicyFile) -> None:
 
 
 def diff(
-    old: Annotated[Path, typer.Argument(metavar="A", help="policy.toml")],
-    new: Annotated[Path, typer.Argument(metavar="B", help="policy.toml")],
+    old: Annotated[str, typer.Argument(metavar="A", help=_EITHER)],
+    new: Annotated[str, typer.Argument(metavar="B", help=_EITHER)],
 ) -> None:
     """Say what B changes of A, and whether one live change may."""
     from subnet.policy.change import differences
-    from subnet.policy.text import load_policy
 
-    found = differences(load_policy(old), load_policy(new))
+    found = differences(_named(old), _named(new))
     if not found:
         print("the same policy")
     for one in found:
         far = f"   too far for one change ({one.limit}): {one.nearest!r} is allowed" if one.is_too_large else ""
         print(f"{one.name}: {one.old!r} -> {one.new!r}{far}")
+
+
+def _named(name: str) -> SubnetPolicy:
+    from iota.remote import Remote
+    from subnet.policy.policy import SubnetPolicy
+    from subnet.policy.text import load_policy
+    from subnet.timing import Deadline
+
+    if name == "default":
+        return SubnetPolicy()
+    if "://" in name:
+        return Remote(name).policy(Deadline.after(CALL_S)).in_force.policy
+    return load_policy(name)
 
 
 def apply(
