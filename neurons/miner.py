@@ -25,7 +25,10 @@ def build_parser() -> argparse.ArgumentParser:
     from subnet.flags import common_parser
 
     default = MinerSettings()
-    parser = common_parser("neurons/miner.py", "Serve one pipeline stage of a run, and be paid for verified work.")
+    parser = common_parser(
+        "neurons/miner.py",
+        "Serve one pipeline stage of a run, and be paid for verified work. (What that would be: iota miner estimate.)",
+    )
     network = parser.add_argument_group("validator and peers")
     network.add_argument(
         "--validator.url",
