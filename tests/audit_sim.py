@@ -9,7 +9,7 @@ every liar was convicted. ``probation``: without a way back nothing is said of t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -40,8 +40,11 @@ class AuditSim(Sim):
         lie: str = "",
         num_liars: int | None = None,
         audit_ticks: int = 0,
+        kinds: Sequence[str] = AUDIT_LIES,
         **options: Any,
     ) -> None:
+        self.kinds = kinds
+        """Of which each liar's is drawn."""
         self.mode, self.num_liars, self.audit_ticks = mode, num_liars, audit_ticks
         """An audit takes so many rounds, longer than all that a seal waits for besides."""
         self.shares: dict[str, tuple[int, float]] = {}
@@ -68,7 +71,7 @@ class AuditSim(Sim):
         hotkeys = [f"hot{i}" for i in range(count)]
         most = self.num_liars if self.num_liars is not None else rng.choice([0, 1, 1, 2, 2, 3])
         chosen = rng.sample(hotkeys, min(most, count - 1))
-        self.liars = {hotkey: lie or rng.choice(AUDIT_LIES) for hotkey in chosen}
+        self.liars = {hotkey: lie or rng.choice(self.kinds) for hotkey in chosen}
         self.ring = rng.random() < 0.4
         families = [f"hot{i}" for i in range(self.max_members)]
         self.families = {hotkey: f"family{rng.randrange(2)}" for hotkey in families if rng.random() < 0.25}

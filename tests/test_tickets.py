@@ -26,7 +26,7 @@ def state_of(**changes: Any) -> Any:
         {m: Item(LIVE, ME, 1) for m in range(4)},
         {m: Item(LIVE, AFTER, 1) for m in range(4)},
     ]
-    items[0][3].forward_hash = "h"
+    items[0][3].forward_hash = items[0][1].forward_hash = "h"
     work = StepWork(5, 4, 0, None, items, [set()] * 3, [set()] * 3, [0] * 3, [0] * 3, [])
     work.replays[0, 1, False] = Replay(BEFORE, 1)
     stages = {ME: 1, BEFORE: 0, OTHER: 0, AFTER: 2}
@@ -63,6 +63,11 @@ def test_what_is_due_early_or_past(frame: BoundaryFrame, ticket: Ticket) -> None
     ("frame", "code", "is_a_lie"),
     [
         (changed(generation=1), "stale_lease", False),
+        (
+            changed(microbatch=1, generation=1, hash="other"),
+            "other_bytes",
+            False,
+        ),  # made again, and its maker said otherwise
         (changed(sender=OTHER), "not_leased", False),  # somebody else's lease
         (changed(microbatch=2, generation=1), "not_leased", False),  # it was taken back
         (changed(stage=2), "wrong_stage", False),
