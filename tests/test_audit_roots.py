@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +103,22 @@ def test_a_case_about_roots_must_be_sound(run: LiveRun, change: dict[str, Any], 
 # --- by a validator and its worker ----------------------------------------------------------------------------------
 
 
+def given(case: Case) -> Callable[..., Case]:
+    """In place of making a case from a journal."""
+
+    def make(*of: object) -> Case:
+        return case
+
+    return make
+
+
 async def test_who_reported_another_root_is_accused_with_a_bundle_that_anyone_replays(
     run: LiveRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, replayer = EmbeddedWorld(tmp_path / "store"), AuditProcess(1 << 28)
     true = next(step.root for step in run.log[0] if step.step == 1)
     case = root_case(run, 0, 2, true, other_hash("r"))
-    monkeypatch.setattr(build, "root_case", lambda state, ledger, stage: case)
+    monkeypatch.setattr(build, "root_case", given(case))
     try:
         world = World(run, await store.start(), tmp_path / "runs", replayer)
         await world.put()
@@ -135,7 +145,7 @@ async def test_a_state_that_cant_be_made_is_given_up_after_some_tries(
 ) -> None:
     store, replayer = EmbeddedWorld(tmp_path / "store"), AuditProcess(1 << 28)
     case = root_case(run, 0, 2, other_hash("r"))
-    monkeypatch.setattr(build, "root_case", lambda state, ledger, stage: case)
+    monkeypatch.setattr(build, "root_case", given(case))
     try:
         world = World(run, await store.start(), tmp_path / "runs", replayer)  # nothing is in it
         for _ in range(MAX_TRIES - 1):
