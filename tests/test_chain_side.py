@@ -1,4 +1,4 @@
-"""The chain side of a validator: an operator's mistakes are one line each; a chain that is away leaves the last metagraph in force."""
+"""The chain side of a validator: an operator's mistakes are one line each; a chain that is away changes nothing that is known."""
 
 from __future__ import annotations
 
