@@ -207,8 +207,9 @@ P, Q = BEFORE, AFTER
 
 
 def test_a_validator_begins_with_a_file_and_keeps_what_came_of_it(tmp_path: Path):
-    assert PolicyKeeper(tmp_path, None, "own", 5.0).policy(5.0) == SubnetPolicy()
-    assert not (tmp_path / NAME).exists()
+    assert PolicyKeeper(tmp_path / "default", None, "own", 5.0).policy(5.0) == SubnetPolicy()
+    with pytest.raises(ConfigError, match="--policy is policy"):
+        PolicyKeeper(tmp_path / "default", P, "own", 5.0)
     keeper = PolicyKeeper(tmp_path, P, "own", 5.0)
     keeper.add(line(Q, 100.0))
     assert (keeper.policy(99.0), keeper.policy(100.0)) == (P, Q)

@@ -38,8 +38,7 @@ class PolicyKeeper:
         if not self.lines:
             first = begins or SubnetPolicy()
             self.lines = (PolicyLine(first, first.digest, 0.0, 0, hotkey, now_s),)
-            if begins is not None:
-                self._save()
+            self._save()
         elif begins is not None and begins.digest not in (self.lines[0].digest, self.lines[-1].digest):
             raise ConfigError(
                 f"--policy is policy {short(begins.digest)}; this validator began with {short(self.lines[0].digest)} and has "
