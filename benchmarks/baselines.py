@@ -34,9 +34,16 @@ PROCESSES = {"plain": 1, "pipeline": 2, "pipeline_dp": 4}
 
 
 def measure(
-    kind: str, precision: str, steps: int, *, shape: Shape = FULL, warmup: int = 1, deadline_s: float = 900.0
+    kind: str,
+    precision: str,
+    steps: int,
+    *,
+    shape: Shape = FULL,
+    warmup: int = 1,
+    deadline_s: float = 900.0,
+    clock: str = "wall",
 ) -> list[float]:
-    """Wall seconds of each of ``steps`` whole optimizer steps, after ``warmup`` that don't count."""
+    """Seconds (``clock``: ``wall``, or ``cpu`` of ``plain``) of each of ``steps`` optimizer steps behind ``warmup`` others."""
     if kind not in PROCESSES:
         raise InputError(f"no baseline is named {kind!r}", hint=", ".join(PROCESSES))
     if shape.microbatches % 2:
@@ -46,7 +53,7 @@ def measure(
         works = [
             Work(
                 kind, precision, THREADS[kind], steps, warmup, deadline_s, shape, rank, replicas,
-                str(Path(folder) / "rendezvous"),
+                str(Path(folder) / "rendezvous"), clock,
             )
             for rank in range(PROCESSES[kind])
         ]  # fmt: skip
