@@ -150,6 +150,9 @@ class Timeouts:
     stall_floor_s: float = _wait(40, "No seal in 10 median steps and this time: name who is waited for.")
     stall_first_s: float = _wait(120, "The same before the first step of a run has been sealed.")
     http_request_s: float = _wait(10, "One try of a request to the validator.")
+    answer_head_s: float = _wait(
+        2, "Of an answer that isn't ours so much is read as comes within this time: it may be a stream that never ends."
+    )
     store_request_s: float = _wait(30, "One try of a transfer from or to the store.")
     store_open_s: float = _wait(120, "A validator without an index of its store has read what the last one left there.")
     store_probe_s: float = _wait(3, "The store answers the validator's look at it within this time, or it is away.")
@@ -205,6 +208,7 @@ NESTING: tuple[tuple[str, float, str, str], ...] = (
     ("stream_keepalive_s", 2, "stream_idle_s", "one lost keep-alive doesn't end a stream"),
     ("hello_s", 2, "validator_lost_s", "one unanswered hello is no loss"),
     ("http_request_s", 1, "validator_lost_s", "a slow answer is no loss"),
+    ("answer_head_s", 2, "http_request_s", "what came is said before the try ends"),
     ("validator_lost_s", 5, "validator_given_up_s", "a validator that restarts finds its miners waiting"),
     ("http_request_s", 1, "store_request_s", "a grant is asked for within a transfer"),
     ("store_request_s", 3, "url_ttl_s", "a grant outlives the retries of its transfer"),

@@ -458,6 +458,29 @@ async def test_a_garbled_length_is_found_before_keep_alives_fill_the_frame(
         _ = [frame async for frame in client.stream("/stream", connect=soon())]
 
 
+async def test_a_stream_whose_head_is_garbled_is_said_at_once() -> None:
+    """Nobody waits for the end of a stream to say what came: a miner was deaf for minutes."""
+
+    gone = asyncio.Event()
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 x\r\nContent-Type: application/msgpa\xe8k\r\nTransfer-Encoding: chunked\r\n\r\n")
+        frame = wire.stream_head(3) + b"abc"
+        writer.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+        await reader.read()
+        writer.close()
+        gone.set()
+
+    server = await asyncio.start_server(hold, "127.0.0.1", 0)
+    async with SignedClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", ALICE, BOB.hotkey) as client:
+        async with asyncio.timeout(30):
+            with pytest.raises(ConfigError, match=r"answered 200.*abc"):
+                await anext(client.stream("/stream", connect=soon()))
+            await gone.wait()
+    server.close()
+    await server.wait_closed()
+
+
 async def test_a_stream_that_is_refused(server: Server, client: SignedClient) -> None:
     client.receiver = EVE.hotkey
     with pytest.raises(IotaError) as raised:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
@@ -195,13 +196,19 @@ class SignedClient:
         raise error
 
     async def _head_of_body(self, response: aiohttp.ClientResponse) -> bytes:
+        """As much as a refusal may have, and as comes within a moment: the answer may be a stream that never ends."""
         body = bytearray()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TIMEOUTS.answer_head_s):
+                await self._read_head(response, body)
+        return bytes(body[:MAX_REFUSAL_BYTES])
+
+    async def _read_head(self, response: aiohttp.ClientResponse, body: bytearray) -> None:
         async for chunk in response.content.iter_any():
             body += chunk
             if len(body) >= MAX_REFUSAL_BYTES:
                 response.close()
                 break
-        return bytes(body[:MAX_REFUSAL_BYTES])
 
     def _wall_ns(self) -> int:
         return self._clock.wall_ns() + self.offset_ns
