@@ -58,10 +58,12 @@ def _rows(rows: Sequence[Row], width: int, unit: str, bend: float | None) -> str
     height = len(rows) * row_px + 30
     parts = [f'<line class="axis" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="4" y2="{height - 22}"/>']
     for tick in _ticks(low, high, bend, 3 if is_narrow else 6):
-        at = min(max(x(tick), 12.0), width - 60.0)
-        parts.append(f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="4" y2="{height - 22}"/>')
-        parts.append(f'<text class="tick" x="{at:.1f}" y="{height - 7}" text-anchor="middle">{tick:g}</text>')
-    parts.append(f'<text class="tick" x="{width - 2}" y="{height - 7}" text-anchor="end">{escape(unit)}</text>')
+        at = x(tick)
+        anchor = "start" if at < 20 else "end" if at > width - 20 else "middle"
+        parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="4" y2="{height - 22}"/>')
+        parts.append(f'<text class="tick" x="{at:.1f}" y="{height - 7}" text-anchor="{anchor}">{tick:g}</text>')
+    if not is_narrow:
+        parts.append(f'<text class="tick" x="{width - 2}" y="{height - 7}" text-anchor="end">{escape(unit)}</text>')
     for index, row in enumerate(rows):
         top = 4 + index * row_px
         y = top + (30 if is_narrow else row_px / 2)

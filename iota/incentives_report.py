@@ -92,6 +92,7 @@ def page_of_result(result: Result) -> str:
             bend=None,
         ),
         "<h2>All numbers</h2>",
+        '<p class="soft">USD per machine and day of membership; registrations, convictions, faults and days per machine.</p>',
         _result_table(result.kinds),
         _policy(result),
     ]
@@ -124,6 +125,7 @@ def page_of_comparison(found: Comparison) -> str:
         "logarithmic.</p>",
         _panel(_gains(found.b.kinds, free=False), "profit beyond honesty's under B", "USD a day", bend=1.0),
         "<h2>All numbers</h2>",
+        '<p class="soft">USD per machine and day of membership.</p>',
         _comparison_table(found),
         _policy(found.b),
     ]
@@ -252,10 +254,7 @@ def _comparison_table(found: Comparison) -> str:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return (
-        '<p class="soft">USD per machine and day of membership; registrations, convictions, faults and days per machine.</p>'
-        f'<div class="panel scroll"><table><tr>{head}</tr>{body}</table></div>'
-    )
+    return f'<div class="panel scroll"><table><tr>{head}</tr>{body}</table></div>'
 
 
 def _policy(result: Result) -> str:
