@@ -354,7 +354,7 @@ def _explained(tries: list[Line], end_s: float, tempo_s: float) -> bool:
 def check(found: dict[str, Any], *, quick: bool) -> None:
     assert not found["tempos_unexplained"], f"neither set nor explained: {found['tempos_unexplained']}: {found}"
     assert found["without_reason"] == 0
-    assert found["tempos_set"] > found["tempos"] / 4
+    assert found["tempos_set"] > found["tempos"] / 2
     assert found["tries"] <= 1.5 * found["tempos"] + 5, "a hot loop of tries"
     assert found["requests_per_tempo"] <= 40, "a hot loop of requests"
     if not quick:

@@ -177,6 +177,7 @@ def test_one_try_per_tempo_with_back_off_and_cap():
         return blocks_to_next_try(WeightsReport(status=status, wait_blocks=wait_blocks), failures, 21, 8)
 
     assert [wait("refused", n) for n in (1, 2, 3, 4, 5, 99)] == [21, 42, 84, 168, 168, 168]
+    assert [wait("failed", n) for n in (0, 1, 5)] == [21, 21, 21], "no verdict: the next tempo tries again"
     assert wait("set", 0) == 21
     assert wait("nothing", 0) == 5
     assert wait("nothing", 3, 13) == 13

@@ -24,6 +24,8 @@ MAX_WAITING_COMMITS = 4
 """Commits in a row of which the chain should have revealed one."""
 
 Status = Literal["set", "refused", "failed", "differs", "nothing"]
+BACKS_OFF = ("refused", "differs")
+"""The chain's own no: asking again sooner is of no use. A chain that gave no verdict is asked again next tempo."""
 
 
 class WeightPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -159,13 +161,13 @@ def _enough(weights: dict[int, float], n: int, rules: Hyperparameters | None) ->
 
 
 def blocks_to_next_try(report: WeightsReport, failures: int, tempo: int, cap: int) -> int:
-    """One try per tempo, from its beginning; after the n-th failure in a row 2^(n-1) tempos, at most ``cap``.
+    """One try per tempo, from its beginning; after the n-th refusal in a row 2^(n-1) tempos, at most ``cap``.
 
     Where nothing was sent the look at the metagraph is repeated after a quarter of a tempo, or when waiting has helped.
     """
     if report.status == "nothing":
         return report.wait_blocks if report.wait_blocks is not None else max(1, tempo // 4)
-    if report.status == "set" or failures <= 0:
+    if report.status not in BACKS_OFF or failures <= 0:
         return max(1, tempo)
     tempos = min(cap, 2 ** min(failures - 1, 30))
     return max(1, tempos * tempo, report.wait_blocks or 0)
@@ -207,8 +209,8 @@ class WeightSetter:
         while True:
             begun_s = self._clock.now_s()
             report, wait_s = await self._try_and_wait_s(failures)
-            failed = report.status in ("refused", "failed", "differs")
-            failures = failures + 1 if failed else 0 if report.status == "set" else failures
+            refused = report.status in BACKS_OFF
+            failures = failures + 1 if refused else 0 if report.status == "set" else failures
             if on_report is not None:
                 on_report(report)
             # From its beginning: the time that tries take doesn't add up to a tempo without one.
@@ -225,8 +227,8 @@ class WeightSetter:
             # The chain is away; ``attempt`` has said so. Look again at the last known pace.
             return report, self._tempo_s / 4 if self._tempo_s else 5.0
         self._block_s, self._tempo_s = block_time_s, (rules.tempo + 1) * block_time_s
-        failed = report.status in ("refused", "failed", "differs")
-        blocks = blocks_to_next_try(report, failures + failed, rules.tempo + 1, self.policy.backoff_cap)
+        refused = report.status in BACKS_OFF
+        blocks = blocks_to_next_try(report, failures + refused, rules.tempo + 1, self.policy.backoff_cap)
         return report, blocks * block_time_s
 
     async def attempt(self) -> WeightsReport:
