@@ -68,6 +68,8 @@ AUDIT_POLICY = AuditPolicy(
     quarantine_retry_s=1,
     block_margin=1,
 )
+LOSING = msgspec.structs.replace(schedule_nodes.POLICY, audit=msgspec.structs.replace(AUDIT_POLICY, lost_max=1000))
+"""Where honest members lose evidence."""
 POLICY = msgspec.structs.replace(schedule_nodes.POLICY, audit=AUDIT_POLICY)
 
 
@@ -80,7 +82,7 @@ class AuditCoordinator(Coordinator):
         self, sim: AuditSim, journal: list[ev.Record], term: int, acknowledged: int, num_segments: int
     ) -> None:
         super().__init__(sim, journal, term, acknowledged, num_segments)
-        self.policy = POLICY
+        self.policy = LOSING if sim.losses else POLICY
         state = st.new_state()
         for record in journal:
             self.watch.audits.ledger.note(state, record.event)
@@ -331,7 +333,17 @@ class AuditMiner(Miner):
         if self.local.version != version and step > CALIBRATION_STEP and self.lies(step, "stale"):
             self.w = w
 
+    def _lose_something(self) -> None:
+        """Of a step that is over: evidence, and nothing else."""
+        rng, past = self.sim.rng, [key for key in self.local.kept if key.step < self.state.next_step]
+        if past and rng.random() < self.sim.losses:
+            lost = rng.choice(sorted(past))
+            for held in (self.local.kept, self.local.boundaries, self.values):
+                held.pop(lost, None)
+
     def tick(self, late: bool = False) -> None:
+        if self.sim.losses:
+            self._lose_something()
         if self.lie == "stale" and self.me in self.state.members and self.local.restored_stage is not None:
             root = st.agreed_root(self.state, self.local.restored_stage)
             if root is not None and self.local.version == self.state.next_step:

@@ -5,16 +5,29 @@ As :mod:`schedule_rules`: ``RULES[name](patch)`` removes the rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from schedule_rules import always
 
-from subnet.run import audits, merges
+from miner import owed, owed_merges, owed_mismatch
+from miner.local_view import LocalView
+from subnet.audit import build, ledger
+from subnet.protocol.messages import BackwardReceipt, ForwardReceipt
+from subnet.run import apply, audits, merges, work
+from subnet.run import events as ev
 from subnet.run import state as st
-from validator import decide, decide_cases
+from subnet.words import Member
+from validator import close_audits, decide, decide_audits, decide_cases
+from validator.audit_watch import AuditWatch
+from validator.decision import Decision
+
+if TYPE_CHECKING:
+    from audit_sim import AuditSim
 
 Remove = Callable[[Any], None]
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 def passed(patch: Any) -> None:
@@ -46,17 +59,117 @@ def back(patch: Any) -> None:
     patch.setattr(decide, "decide_rewind", always([]))
 
 
-RULES: dict[str, Remove] = {rule.__name__: rule for rule in (passed, everywhere, accused, back)}
+def stale(patch: Any) -> None:
+    """A sum with an input that was made again otherwise stands."""
+
+    def gone_alone(state: st.RunState) -> list[Decision]:
+        return [one for one in decide_audits.decide_stale(state) if isinstance(one.what, ev.Gone)]
+
+    patch.setattr(decide, "decide_stale", gone_alone)
 
 
-def hunt(rule: str, mode: str, lie: str, seeds: Iterable[int]) -> tuple[int, str] | None:
+def compared(patch: Any) -> None:
+    """Members work with what they were sent, whatever is receipted."""
+    for module in (owed, owed_merges, owed_mismatch):
+        patch.setattr(module, "wrong_input", always(None))
+
+
+def again(patch: Any) -> None:
+    """A sum that is void because of its inputs is dealt to anybody."""
+    real = work.void_partial
+
+    def void_partial(state: st.RunState, open_work: st.StepWork, member: Member, *, again: bool = False) -> None:
+        real(state, open_work, member)
+
+    patch.setattr(work, "void_partial", void_partial)
+
+
+def fickle(patch: Any) -> None:
+    """Who contradicts itself goes on."""
+    patch.setattr(work, "MOST_CONTRADICTIONS", 10**9)
+
+
+def version(patch: Any) -> None:
+    """What was redone for one manifest counts for the next."""
+    patch.setattr(close_audits, "_is_of_this_version", always(True))
+
+
+def before(patch: Any) -> None:
+    """Steps begin while their windows wait for audits."""
+    patch.setattr(audits, "may_plan", always(True))
+    patch.setattr(apply, "may_plan", always(True))
+
+
+def answers(patch: Any) -> None:
+    """A member says nothing of what it has receipted and has lost since."""
+    real = LocalView.note_receipt
+
+    def note_receipt(local: LocalView, claim: ForwardReceipt | BackwardReceipt) -> None:
+        real(local, claim)
+        local.produced.clear()
+
+    patch.setattr(LocalView, "note_receipt", note_receipt)
+
+
+def held(patch: Any) -> None:
+    """Of equally many coldkeys that differ about a root the first goes on."""
+
+    def first(state: st.RunState, stage: int) -> str | None:
+        reported = state.roots.get(stage)
+        return max(reported, key=lambda root: len(reported[root])) if reported else None
+
+    for module in (st, build, ledger):
+        patch.setattr(module, "agreed_root", first)
+
+
+def shown(patch: Any) -> None:
+    """Who receives what is no numbers only says that it has nothing."""
+    patch.setattr(decide, "decide_unusable", always([]))
+
+
+def differs(patch: Any) -> None:
+    """Who differs with others about boundaries again and again only loses its sum each time."""
+    patch.setattr(AuditWatch, "differ", always((0, (1, 1))))
+
+
+RULES: dict[str, Remove] = {
+    rule.__name__: rule
+    for rule in (
+        passed,
+        everywhere,
+        accused,
+        back,
+        stale,
+        compared,
+        again,
+        fickle,
+        version,
+        before,
+        answers,
+        held,
+        shown,
+        differs,
+    )
+}
+
+
+def schedule(seed: int, mode: str, lie: str, options: Mapping[str, Any]) -> AuditSim:
+    """One that rules are tried on: an audit takes its time."""
+    from audit_sim import AuditSim
+
+    chosen: dict[str, Any] = {"audit_ticks": 4, **options}
+    return AuditSim(seed, mode=mode, lie=lie, checks_all=False, **chosen)
+
+
+def hunt(
+    rule: str, mode: str, lie: str, seeds: Iterable[int], options: Mapping[str, Any] = NO_OPTIONS
+) -> tuple[int, str] | None:
     """The first schedule that fails without the rule."""
     import pytest
-    from audit_sim import AuditSim
 
     for seed in seeds:
         with pytest.MonkeyPatch.context() as patch:
-            sim = AuditSim(seed, mode=mode, lie=lie, audit_ticks=4, checks_all=False)
+            sim = schedule(seed, mode, lie, options)
             RULES[rule](patch)
             try:
                 sim.run()
@@ -68,5 +181,5 @@ def hunt(rule: str, mode: str, lie: str, seeds: Iterable[int]) -> tuple[int, str
 if __name__ == "__main__":
     from test_audit_rules import FOUND
 
-    for name, (mode, lie, _) in FOUND.items():
-        print(f'    "{name}": ("{mode}", "{lie}", {hunt(name, mode, lie, range(200))})', flush=True)
+    for name, (mode, lie, _, options) in FOUND.items():
+        print(f'    "{name}": ("{mode}", "{lie}", {hunt(name, mode, lie, range(200), options)})', flush=True)

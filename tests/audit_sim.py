@@ -41,8 +41,11 @@ class AuditSim(Sim):
         num_liars: int | None = None,
         audit_ticks: int = 0,
         kinds: Sequence[str] = AUDIT_LIES,
+        losses: float = 0.0,
         **options: Any,
     ) -> None:
+        self.losses = losses
+        """How often a member's disk loses a boundary that it has made."""
         self.kinds = kinds
         """Of which each liar's is drawn."""
         self.mode, self.num_liars, self.audit_ticks = mode, num_liars, audit_ticks
@@ -122,11 +125,8 @@ class AuditSim(Sim):
         if isinstance(event, ev.StageSealed) and len(self.run_planned.groups[event.group].stages) == 1:
             self.num_events += 1
             return  # it was redone: nothing is taken on anybody's word
-        loose = (
-            isinstance(event, ev.Gone)
-            and event.why == "checksum"
-            and not {"stale", "root"}.isdisjoint(self.liars.values())
-        )
+        kinds = [*self.liars.values()]
+        loose = isinstance(event, ev.Gone) and event.why == "checksum" and ("stale" in kinds or kinds.count("root") > 1)
         if self.mode != "all" or loose:
             tainted, self.tainted = self.tainted, self.tainted or loose or self._numbers_may_be_wrong(event)
             super().saw(coordinator, event)

@@ -230,7 +230,7 @@ def describe(record: Record) -> str:
 
 _OUTCOMES = {
     "convicted": "convicted: the third party's run agrees, the hotkey is out",
-    "fault": "a fault in a long clean record: unpaid, on probation again",
+    "fault": "a fault, the first of its kind: unpaid, on probation again",
     "cleared": "cleared: the third party's run says that the work was right",
     "unconfirmed": "unconfirmed: nobody else could say; unpaid, on probation again",
 }
