@@ -11,7 +11,7 @@ import msgspec
 
 from iota.score_recompute import SAVED, SQLITE, journal_in, saved_segments
 from subnet.errors import ConfigError, Corrupt, InputError
-from subnet.incentives.scenario import Hardware, Scenario
+from subnet.incentives.scenario import LEAST_BETWEEN_H, Hardware, Scenario
 from subnet.run import events as ev
 from subnet.score.book import RunBook
 from subnet.score.policy import ScorePolicy
@@ -131,7 +131,7 @@ def _measured(tally: Tally, outages: int) -> Measured:
     return Measured(
         hotkey=tally.hotkey,
         flops_per_s=tally.work / tally.present_s,
-        hours_between_outages=max(0.01, present_h / outages if outages else 2.0 * present_h),
+        hours_between_outages=max(LEAST_BETWEEN_H, present_h / outages if outages else 2.0 * present_h),
         outage_h=min(1e4, tally.absent_s / HOUR_S / outages) if outages else UNSEEN_OUTAGE_H,
         late_share=min(1.0, (tally.late + tally.silent) / tally.done) if tally.done > 0 else 0.0,
     )

@@ -85,6 +85,11 @@ def test_simulate_prints_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
         (SCENARIO.replace("count = 6", "count = 0"), "count = 0 is not allowed"),
         (SCENARIO.replace("days = 3", "days = -3"), "days = -3.0 is not allowed"),
         (SCENARIO.replace("[hardware.plain]", "[run.audit]\nrate = 2.0\n[hardware.plain]"), "audit.rate = 2.0"),
+        (SCENARIO.replace("count = 6", "count = 20000").replace("days = 3", "days = 3650"), "folds_per_tempo"),
+        (
+            SCENARIO.replace("count = 6", "count = 20000") + "options = { seats = 9 }\n",
+            "hotkeys of all groups = 180000",
+        ),
         (SCENARIO.replace("days = 3", "days = three"), "is not TOML"),
     ],
 )

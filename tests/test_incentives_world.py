@@ -16,9 +16,8 @@ from subnet.audit.draw import catch_probability, rate_of, seed, unit, wrong_part
 from subnet.incentives.behaviour import AWAY, Behaviour, Conduct, View, behaviour
 from subnet.incentives.court import Court
 from subnet.incentives.machines import Timeline, make_machines
-from subnet.incentives.market import TEMPO_S
 from subnet.incentives.outcome import band, gini
-from subnet.incentives.scenario import Group, Scenario
+from subnet.incentives.scenario import TEMPO_S, Group, Scenario
 from subnet.incentives.world import World, audit_of, num_tempos, simulate
 from subnet.policy.policy import AuditRules, SubnetPolicy, WeightsRules
 from subnet.policy.text import policy_from

@@ -17,11 +17,10 @@ from subnet.chain.genesis import RAO_PER_TAO, Genesis, GenesisNeuron, SubnetGene
 from subnet.chain.local_state import genesis_state, view_hyperparameters, view_metagraph
 from subnet.chain.refusals import ChainRefused
 from subnet.incentives.court import Rules
-from subnet.incentives.scenario import Economy
+from subnet.incentives.scenario import BLOCK_S, TEMPO_BLOCKS, Economy
 from subnet.score.score import Score
 
-NETUID, TEMPO_BLOCKS, BLOCK_S = 1, 361, 12.0
-TEMPO_S = TEMPO_BLOCKS * BLOCK_S
+NETUID = 1
 WEIGHTS_BEFORE_BLOCKS = 5
 """Weights are set so long before the epoch."""
 FUNDS = 1e9

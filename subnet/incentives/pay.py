@@ -17,8 +17,7 @@ from subnet.audit.draw import wrong_partials
 from subnet.incentives.behaviour import AWAY
 from subnet.incentives.court import Court
 from subnet.incentives.machines import HOUR_S, Floats
-from subnet.incentives.market import BLOCK_S, TEMPO_S
-from subnet.incentives.scenario import Scenario
+from subnet.incentives.scenario import BLOCK_S, TEMPO_S, Scenario
 from subnet.incentives.seats import Lie, Seat
 from subnet.policy.policy import SubnetPolicy
 from subnet.run.audits import CONVICTED

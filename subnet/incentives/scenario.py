@@ -15,7 +15,13 @@ from subnet.incentives.behaviour import Behaviour, check, make_behaviour
 from subnet.run.config import AuditSection
 
 LIMIT_SCENARIO_BYTES = 1 << 20
+BLOCK_S, TEMPO_BLOCKS = 12.0, 361
+TEMPO_S = TEMPO_BLOCKS * BLOCK_S
 MAX_MINERS = 20_000
+MAX_HOTKEYS = 50_000
+MAX_INTERVALS = 100_000_000
+"""Of all machines together: what each did in each part of a tempo takes 8 bytes."""
+LEAST_BETWEEN_H = 0.1
 
 
 class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,7 +43,7 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def __post_init__(self) -> None:
         check("flops_per_s", self.flops_per_s, 1.0, 1e20)
         check("cost_per_h", self.cost_per_h, 0.0, 1e6)
-        check("hours_between_outages", self.hours_between_outages, 0.01, 1e9)
+        check("hours_between_outages", self.hours_between_outages, LEAST_BETWEEN_H, 1e9)
         check("outage_h", self.outage_h, 0.0, 1e4)
         check("late_share", self.late_share, 0.0, 1.0)
         check("spread", self.spread, 0.0, 2.0)
@@ -124,7 +130,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 known = ", ".join(sorted(self.hardware))
                 raise ConfigError(f"group {group.name}: unknown hardware {group.hardware!r}", hint=f"there is: {known}")
             check(f"group {group.name}: count", group.count, 1, MAX_MINERS)
-            group.made()
+        hotkeys = sum(group.count * group.made().seats for group in self.groups)
+        check("hotkeys of all groups", hotkeys, 1, MAX_HOTKEYS)
+        intervals = round(self.days * 86_400 / TEMPO_S * self.folds_per_tempo * self.num_machines)
+        check("machines x tempos x folds_per_tempo", intervals, 0, MAX_INTERVALS)
 
     @property
     def num_machines(self) -> int:

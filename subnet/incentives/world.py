@@ -12,10 +12,10 @@ import numpy as np
 from subnet.incentives.behaviour import AWAY, Conduct
 from subnet.incentives.court import Court, Rules
 from subnet.incentives.machines import HOUR_S, Change, Timeline, make_machines
-from subnet.incentives.market import TEMPO_S, Market
+from subnet.incentives.market import Market
 from subnet.incentives.outcome import KindSeed, Seed, gini
 from subnet.incentives.pay import Payroll
-from subnet.incentives.scenario import Scenario
+from subnet.incentives.scenario import TEMPO_S, Scenario
 from subnet.incentives.seats import Seat, make_seats
 from subnet.policy.policy import SubnetPolicy
 from subnet.run.config import AuditSection
