@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import time
@@ -21,6 +22,8 @@ from typing import Any
 from subnet.timing import ManualClock
 
 FIRST_SCREEN_MS, MEMORY_MB = 1000.0, 150.0
+"""Memory is what the page's process holds for itself, as Chromium's own task manager counts it; ``most_pss_mb`` adds its share of
+the browser's code."""
 STEPS, MEMBERS, STAGES = 10_000, 500, 6
 UPDATES, UPDATES_A_STEP = 1_800, 4
 GAP_S = 0.27
@@ -52,8 +55,17 @@ async def heap_mb(page: Any) -> float:
     return metrics["JSHeapUsedSize"] / 2**20
 
 
-async def first_screen_ms(browser: Any, url: str) -> tuple[float, int]:
-    """From the navigation's start, with an empty cache, to the frame in which curve and members are; and bytes received."""
+def cpu_ms(pid: int) -> float:
+    """Of all threads of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def first_screen_ms(browser: Any, url: str) -> tuple[float, float, int]:
+    """From the navigation's start, with an empty cache, to the frame in which curve and members are; CPU time of the page's
+    process until half a second later, which other work on the machine doesn't change much; and bytes received."""
+    session = await browser.new_browser_cdp_session()
+    before = await renderer_pids(session)
     context = await browser.new_context(viewport={"width": 1280, "height": 900})
     page = await context.new_page()
     await page.goto(url)
@@ -61,20 +73,23 @@ async def first_screen_ms(browser: Any, url: str) -> tuple[float, int]:
     await page.locator("#loss canvas").first.wait_for()
     await asyncio.sleep(0.5)
     ms = await page.evaluate("performance.getEntriesByName('first-screen')[0].startTime")
+    spent_ms = max(cpu_ms(pid) for pid in await renderer_pids(session) - before)
     size = await page.evaluate(
         "performance.getEntriesByType('resource').reduce((sum, one) => sum + one.transferSize, 0)"
     )
     await context.close()
-    return ms, size
+    return ms, spent_ms, size
 
 
 async def an_hour(browser: Any, url: str, run: Any, feed: Any, clock: ManualClock, updates: int) -> dict[str, float]:
     session = await browser.new_browser_cdp_session()
+    await (await browser.new_context()).new_page()
     before = await renderer_pids(session)
     page = await (await browser.new_context(viewport={"width": 1280, "height": 900})).new_page()
     await page.goto(url)
     await page.locator(".cell").nth(MEMBERS - 1).wait_for()
     await page.locator("#loss canvas").first.wait_for()
+    blank, _ = private_mb(max(before))
     pid = max(await renderer_pids(session) - before, key=lambda pid: private_mb(pid)[0])  # another is kept in reserve
     first_heap, most, most_pss = await heap_mb(page), 0.0, 0.0
     for number in range(updates):
@@ -90,9 +105,12 @@ async def an_hour(browser: Any, url: str, run: Any, feed: Any, clock: ManualCloc
             most, most_pss = max(most, private), max(most_pss, pss)
     heard = await page.locator("#loss .chart").first.get_attribute("aria-label")
     assert f"at step {run.step - 1:,}" in heard, f"the page missed updates: {heard}"
+    last_heap = await heap_mb(page)
     return {
+        "blank_page_private_mb": blank,
         "first_heap_mb": first_heap,
-        "last_heap_mb": await heap_mb(page),
+        "last_heap_mb": last_heap,
+        "last_private_mb": private_mb(pid)[0],
         "most_private_mb": most,
         "most_pss_mb": most_pss,
     }
@@ -116,17 +134,18 @@ async def measure(quick: bool) -> dict[str, Any]:
             hour = await an_hour(browser, url, run, feed, clock, updates)
         finally:
             await browser.close()
-    median_ms = statistics.median(ms for ms, _ in opened)
+    median_ms = statistics.median(ms for ms, _, _ in opened)
     return {
         "steps": STEPS,
         "members": MEMBERS,
-        "first_screen_ms": {"median": median_ms, "each": [ms for ms, _ in opened], "limit": FIRST_SCREEN_MS},
-        "first_screen_bytes": opened[0][1],
+        "first_screen_ms": {"median": median_ms, "each": [ms for ms, _, _ in opened], "limit": FIRST_SCREEN_MS},
+        "first_screen_cpu_ms": statistics.median(spent_ms for _, spent_ms, _ in opened),
+        "first_screen_bytes": opened[0][2],
         "updates": updates,
         **hour,
         "memory_limit_mb": MEMORY_MB,
         "seconds": time.monotonic() - began_s,
-        "ok": median_ms < FIRST_SCREEN_MS and hour["most_pss_mb"] < MEMORY_MB,
+        "ok": median_ms < FIRST_SCREEN_MS and hour["most_private_mb"] < MEMORY_MB,
     }
 
 

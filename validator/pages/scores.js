@@ -34,6 +34,7 @@ export class Scores {
         this.fill();
       } catch (error) {
         if (signal.aborted) return;
+        this.said = "";
         this.body.replaceChildren(el("p", { class: "empty" }, `The scores can't be read: ${error.message}`));
       }
     }
@@ -43,6 +44,9 @@ export class Scores {
   fill() {
     if (!this.found || this.body.contains(document.activeElement)) return; // not under somebody's fingers
     const wanted = this.find.value.trim().toLowerCase();
+    const said = JSON.stringify([wanted, this.found.rows]);
+    if (said === this.said) return;
+    this.said = said;
     const rows = this.found.rows.map((row, place) => [place + 1, ...row]).filter((row) => row[1].toLowerCase().includes(wanted));
     const columns = [{ name: "#", number: true }, { name: "Hotkey" }, { name: "Score", number: true }, { name: "Work", number: true }, { name: "Reliability", number: true }, { name: "Items", number: true }];
     const cells = rows.slice(0, SHOWN).map(([place, hotkey, total, work, , reliability, , , , items, convicted]) => [

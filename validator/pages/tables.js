@@ -95,6 +95,9 @@ export class Costs {
     }
     if (audits && audits.receipted_s > 0) lines.push(["Audits", `${share(audits.compute_s / audits.receipted_s)} of the members' compute · ${bytes(audits.read_bytes)} read`]);
     lines.push(["Journal", `${count(length)} records · head ${head.slice(0, 12) || "–"}`]);
+    const said = JSON.stringify(lines);
+    if (said === this.said) return;
+    this.said = said;
     this.list.replaceChildren(...lines.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
   }
 }
