@@ -193,7 +193,7 @@ def audited(tmp_path: Path) -> Any:
     return end
 
 
-PLAN = ("hidden_size", "num_stages")
+PLAN = ("hidden_size", "num_stages", "model_config")
 
 
 async def test_with_audits_a_boundary_is_taken_only_with_its_senders_signature(audited: Any) -> None:

@@ -28,6 +28,7 @@ RunFile = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.
 def add_to(app: typer.Typer) -> None:
     data = typer.Typer(help="Text to token shards.", no_args_is_help=True)
     data.command("prepare")(data_prepare)
+    data.command("from-gguf")(from_gguf)
     run = typer.Typer(help="Submit, watch and export runs.", no_args_is_help=True)
     run.command("submit")(run_submit)
     run.command("list")(run_list)
@@ -37,6 +38,16 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(data, name="data")
     app.command("plan")(plan)
     app.add_typer(run, name="run")
+
+
+def from_gguf(
+    file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="The file.")],
+    out_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
+) -> None:
+    """Write the weights of a GGUF file as a Hugging Face directory, for model.pretrained."""
+    from iota.gguf import convert_gguf
+
+    print(f"{out_dir}: {convert_gguf(file.expanduser(), out_dir.expanduser()):,} parameters as fp32 safetensors")
 
 
 def data_prepare(
@@ -63,8 +74,15 @@ def plan(
     run_file: RunFile,
     replicas: Annotated[int, typer.Option(help="Miners per stage.")] = 1,
     measure: Annotated[bool, typer.Option("--measure", help="Cut by times measured here instead of FLOPs.")] = False,
+    fleet: Annotated[Path | None, typer.Option(help="A fleet file: propose stages, codes, who serves what.")] = None,
+    stages: Annotated[int | None, typer.Option(help="With --fleet: this number of stages.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="With --fleet: one JSON object.")] = False,
 ) -> None:
     """Print stages, parameters, memory per miner and bytes on the wire per step, before anything starts."""
+    if fleet is not None:
+        from iota.cli.simulate import plan_on_fleet
+
+        return plan_on_fleet(run_file, fleet, stages, json=json)
     from rich.console import Console
 
     from subnet.run.runfile import load_run_file
@@ -176,6 +194,9 @@ def run_export(
     name: Annotated[str, typer.Argument(help="The run.")],
     out_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
     step: Annotated[int | None, typer.Option(help="After how many updates; without it the newest snapshot.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare its logits in plain transformers with the swarm's stages.")
+    ] = False,
     url: ValidatorUrl = DEFAULT_VALIDATOR,
     hotkey: ValidatorHotkey = None,
     wallet_name: WalletName = "default",
@@ -183,9 +204,6 @@ def run_export(
     wallet_path: WalletPath = DEFAULT_WALLETS,
     timeout_s: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 3600.0,
 ) -> None:
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare its logits in plain transformers with the swarm's stages.")
-    ] = False,
     """Write a run's model as a Hugging Face directory that plain transformers loads."""
     from iota.export import export_run
     from iota.remote import Remote

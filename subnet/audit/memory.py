@@ -85,7 +85,13 @@ def _peak(memory: StageMemory) -> int:
 
 
 def _golden_elements(plan: ModelPlan, stage: int) -> int:
-    """The stage cut down to one layer."""
-    layers = plan.layers_of(stage)
-    dropped = sum(spec.num_elements for layer in layers[1:] for spec in plan.units.units[layer + 1])
-    return sum(spec.num_elements for spec in plan.stage_tensors[stage]) - dropped
+    """The stage cut down to one layer of each kind."""
+    kinds = {_kind(plan, layer): layer for layer in reversed(plan.layers_of(stage))}
+    dropped = (layer for layer in plan.layers_of(stage) if layer not in kinds.values())
+    left_out = sum(spec.num_elements for layer in dropped for spec in plan.units.units[layer + 1])
+    return sum(spec.num_elements for spec in plan.stage_tensors[stage]) - left_out
+
+
+def _kind(plan: ModelPlan, layer: int) -> tuple[object, ...]:
+    types = plan.model_config.get("layer_types")
+    return (types[layer] if types else None, tuple(spec.shape for spec in plan.units.units[layer + 1]))
