@@ -9,7 +9,7 @@ from rich.table import Table
 
 from iota.incentives_replay import Replayed
 from subnet.incentives.outcome import Band
-from subnet.incentives.summary import Comparison, Kind, Result
+from subnet.incentives.summary import NOT_SIMULATED, Comparison, Kind, Result
 
 WIDE = 170
 
@@ -19,6 +19,7 @@ def print_result(result: Result) -> None:
         f"{result.machines} machines, {result.days:g} days ({result.tempos} tempos), seeds "
         f"{result.seeds[0]} to {result.seeds[-1]}, policy {result.policy[:12]}"
     )
+    _print_without_effect(result.without_effect)
     print("USD per machine and day of membership; with the half width of a 90 % band over the seeds")
     columns = ("group", "n", "income", "cost", "profit", "against honesty", "if registering were free", "pays below",
                "found out after h", "of liars", "registered", "convicted")  # fmt: skip
@@ -29,6 +30,11 @@ def print_result(result: Result) -> None:
     copying = "" if result.copying_dividends is None else f", with one that copies {number(result.copying_dividends)}"
     print(f"dividends a day per 1,000 staked: with a validator that counts {number(result.honest_dividends)}{copying}")
     print(verdict(result))
+
+
+def _print_without_effect(names: Sequence[str]) -> None:
+    if names:
+        print(f"without effect in a simulation: {', '.join(names)}")
 
 
 def verdict(result: Result) -> str:
@@ -73,6 +79,7 @@ def print_comparison(found: Comparison) -> None:
         print(f"{name}: {before} in A, {after} in B")
     if not found.changed:
         print("A and B are the same policy")
+    _print_without_effect([name for name in found.changed if name in NOT_SIMULATED])
     print("USD per machine and day of membership; changes of the same seed, with the half width of a 90 % band")
     columns = ("group", "income A", "income B", "change", "B / A", "profit A", "profit B", "against honesty A", "B",
                "found out after h A", "B")  # fmt: skip

@@ -65,6 +65,17 @@ def test_compare_tells_what_differs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "uptime farmer" in out
 
 
+def test_a_value_that_changes_nothing_in_a_simulation_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "b.toml").write_text("[audit]\nlost_max = 8\n[work]\nredone_pay = 0.5\n")
+    found = [run(capsys, "compare", "default", tmp_path / "b.toml", *SMALL)[1]]
+    found.append(run(capsys, "simulate", tmp_path / "b.toml", *SMALL)[1])
+    for text in found:
+        assert re.search(r"without effect in a simulation: .*redone_pay.*lost_max|lost_max.*redone_pay", text)
+    assert "without effect" not in run(capsys, "simulate", "default", *SMALL)[1]
+
+
 def test_simulate_prints_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "simulate", "default", *SMALL)
     assert status == 0

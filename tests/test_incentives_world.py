@@ -19,7 +19,7 @@ from subnet.incentives.machines import Timeline, make_machines
 from subnet.incentives.outcome import band, gini
 from subnet.incentives.scenario import TEMPO_S, Group, Scenario
 from subnet.incentives.world import World, audit_of, num_tempos, simulate
-from subnet.policy.policy import AuditRules, SubnetPolicy, WeightsRules
+from subnet.policy.policy import AdmissionRules, AuditRules, SubnetPolicy, WeightsRules
 from subnet.policy.text import policy_from
 from subnet.run.audits import CONVICTED, FAULT
 from subnet.run.config import AuditSection
@@ -49,6 +49,16 @@ def test_what_is_paid_is_what_the_chain_emits() -> None:
     for book in found.kinds.values():
         days = tempos * TEMPO_S / 86_400 / len(book.daily_usd)
         assert sum(book.daily_usd) * book.machines * days == pytest.approx(book.income_usd, rel=0.05, abs=1e-9)
+
+
+def test_stake_that_a_policy_asks_for_costs_each_hotkey_of_a_machine() -> None:
+    scenario = only(small(40, 1.0), "honest slow", "sybils")
+    found = run_job((SubnetPolicy(admission=AdmissionRules(min_stake=100.0)), scenario, 1)).kinds
+    a_day = 100.0 * scenario.economy.token_usd * scenario.economy.capital_cost_per_year / 365
+    one, many = found["honest slow"], found["sybils"]
+    assert one.capital_usd == pytest.approx(a_day * one.machine_h / 24)
+    assert many.capital_usd == pytest.approx(8 * a_day * many.machine_h / 24)
+    assert run_job((POLICY, scenario, 1)).kinds["sybils"].capital_usd == 0.0
 
 
 def test_machines_that_never_fail_are_paid_by_their_speed() -> None:

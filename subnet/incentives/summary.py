@@ -18,6 +18,16 @@ from subnet.policy.policy import SubnetPolicy
 
 VERSION = 1
 """Of the JSON."""
+NOT_SIMULATED = (
+    "work.redone_pay",
+    "work.witness_pay",
+    "score.undecided_pay",
+    "audit.unopened_max",
+    "audit.lost_max",
+    "audit.quarantine_retry_s",
+    "weights.version_key",
+)
+"""Values of a policy that change nothing here."""
 HONEST = "honest"
 """The behaviour that others are compared with."""
 
@@ -71,6 +81,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     """Digest."""
     policy_values: dict[str, bool | int | float | str]
+    without_effect: tuple[str, ...]
+    """Values that aren't the default and change nothing in a simulation."""
     comment: str
     seeds: tuple[int, ...]
     days: float
@@ -120,10 +132,12 @@ def numbers_of(books: Sequence[KindSeed]) -> Numbers:
 
 
 def result_of(policy: SubnetPolicy, scenario: Scenario, seeds: Sequence[Seed]) -> Result:
+    values, default = policy.values(), SubnetPolicy().values()
     return Result(
         version=VERSION,
         policy=policy.digest,
-        policy_values=policy.values(),
+        policy_values=values,
+        without_effect=tuple(name for name in NOT_SIMULATED if values[name] != default[name]),
         comment=scenario.comment,
         seeds=tuple(seed.seed for seed in seeds),
         days=scenario.days,
