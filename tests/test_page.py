@@ -323,3 +323,38 @@ async def test_a_finished_run_is_read_from_its_journal_once(tmp_path):
     assert [step.step for step in sight.history.steps] == list(range(5))
     assert line_of(sight.records(length - 1, length)[0]).kind == "StepSealed"
     assert found.merges[-1].sealed
+
+
+async def test_queued_finished_and_unknown_runs_of_a_registry(tmp_path):
+    from types import SimpleNamespace
+
+    from lead_cases import submission
+    from long_run import LongRun
+
+    from subnet.errors import NotFound
+    from subnet.timing import SYSTEM_CLOCK
+    from validator.journal_store import JournalStore
+    from validator.page_desk import desk_of
+    from validator.run_registry import RunRegistry
+
+    registry = RunRegistry(tmp_path)
+    past, queued = registry.add("owner", submission("past")), registry.add("owner", submission("next"))
+    journal = JournalStore(past.journal_path)
+    for record in LongRun(steps=3).stream(10_000):
+        journal.stage(record.event, record.time_ns)
+    await journal.commit()
+    journal.close()
+    registry.finish(past)
+    side = SimpleNamespace(weights_said="")
+    node = SimpleNamespace(registry=registry, session=None, side=side, score_desk=None, clock=SYSTEM_CLOCK)
+    node.runs = lambda: tuple(entry.summary(registry.place_of(entry.name)) for entry in registry.entries.values())
+    desk = desk_of(node)  # type: ignore[arg-type]
+    sight = await desk.sight("past")
+    assert (await desk.sight("past")) is sight
+    assert (desk.overview(sight).summary.state, desk.history(sight, 10, 0, 99).step) == ("finished", [0, 1, 2])
+    assert (await desk.journal(sight, None, 5, "stepsealed")).lines[0].kind == "StepSealed"
+    waiting = desk.overview(await desk.sight("next"))
+    assert (waiting.summary.state, waiting.num_members, waiting.journal_length) == ("queued", 0, 0)
+    assert len(waiting.facts.stages) == len(queued.plan.cuts)
+    with pytest.raises(NotFound, match="other"):
+        await desk.sight("other")

@@ -219,7 +219,7 @@ def read_finished(entry: RunEntry, clock: Clock) -> StoredSight:
             apply(state, record.event)
         length = len(journal)
         kept = list(journal.records_between(max(journal.base, length - KEPT_RECORDS), length))
-        summary = _finished_summary(entry, history, state)
+        summary = entry.ended or _finished_summary(entry, history, state)
         return StoredSight(entry, summary, clock, history, state, merges, kept, length, journal.head)
     finally:
         journal.close()
