@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 
 import msgspec
 
@@ -34,11 +35,9 @@ class Worker:
             [sys.executable, "-m", "iota.incentives_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # then it has said why on stderr, and results() finds its status
             self._process.stdin.write(msgspec.msgpack.encode(jobs))
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # it has said why on stderr, and results() will find its status
         self._process.stdin = None
 
     def results(self) -> list[Seed]:
