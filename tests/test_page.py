@@ -14,6 +14,7 @@ from page_cases import PlayedRun, fp64, served
 from miner.page_http import PAGES as MINER_PAGES
 from subnet.net.pages import paths_of
 from subnet.run import events as ev
+from subnet.timing import ManualClock
 from subnet.words import Member
 from validator.curve import MAX_HOLDOUTS, MAX_MARK_BUCKETS, MAX_POINTS, Curve
 from validator.history import History
@@ -21,6 +22,7 @@ from validator.http_pages import PAGES
 from validator.journal_text import MAX_QUERY_CHARS, SCANNED_AT_ONCE, line_of
 from validator.marks import KINDS
 from validator.merge_lines import MAX_MERGES, MergeLines
+from validator.page_desk import COSTLY_PER_S
 from validator.page_feed import QUEUE_MESSAGES, Viewer, event_bytes
 
 
@@ -196,6 +198,20 @@ async def test_the_journal_is_searched_piece_by_piece_to_its_beginning(run: Play
         assert pages > len(run.kept) // SCANNED_AT_ONCE
         status, refusal = await answer(listener.url, f"/v1/page/runs/big/journal?q={'x' * (MAX_QUERY_CHARS + 1)}")
         assert (status, refusal["code"]) == (400, "bad_input")
+
+
+async def test_answers_that_cost_something_are_rationed_and_what_is_known_is_not(run: PlayedRun):
+    clock = ManualClock()
+    async with served(run, clock=clock) as (listener, _):
+        base = "/v1/page/runs/big"
+        known = [await answer(listener.url, f"{base}/history?points={points}") for points in range(1, COSTLY_PER_S + 1)]
+        assert {status for status, _ in known} == {200}
+        for path in (f"{base}/history?points=999", f"{base}/journal?limit=1"):
+            status, refusal = await answer(listener.url, path)
+            assert (status, refusal["code"], refusal["retry_after"]) == (503, "busy", 1.0)
+        assert await answer(listener.url, f"{base}/history?points={COSTLY_PER_S}") == known[-1]
+        clock.advance(1.0)
+        assert (await answer(listener.url, f"{base}/journal?limit=1"))[0] == 200
 
 
 async def test_scores_and_their_reasons(run: PlayedRun):

@@ -29,6 +29,8 @@ FRESH_S = 0.9
 """Answers that cost something are at most this old."""
 MAX_SEARCHES = 2
 """At a time: each reads records in a thread of its own."""
+COSTLY_PER_S = 30
+"""Views of a curve that are made anew, and searches, of all who ask together: each costs up to 15 ms."""
 MAX_STORED = 2
 """Finished runs whose journal is kept in memory."""
 MAX_CURVES = 8
@@ -78,6 +80,10 @@ class _Fresh(Generic[V]):
         self._clock, self._most = clock, most
         self._kept: OrderedDict[object, tuple[float, V]] = OrderedDict()
 
+    def has(self, key: object) -> bool:
+        found = self._kept.get(key)
+        return found is not None and 0 <= self._clock.now_s() - found[0] < FRESH_S
+
     def get(self, key: object, make: Callable[[], V]) -> V:
         now_s = self._clock.now_s()
         found = self._kept.get(key)
@@ -105,6 +111,7 @@ class PageDesk:
         self._find, self._runs, self._scores, self._weights, self.clock = find, runs, scores, weights, clock
         self._stored: OrderedDict[str, StoredSight] = OrderedDict()
         self._reading, self._searches = asyncio.Lock(), 0
+        self._costly_since_s, self._costly = clock.now_s(), 0
         self._curves: OrderedDict[str, Curve] = OrderedDict()
         self._overviews = _Fresh[Overview](clock, MAX_CURVES)
         self._views = _Fresh[HistoryView](clock, MAX_VIEWS)
@@ -142,6 +149,8 @@ class PageDesk:
         if not 1 <= num_points <= MAX_POINTS:
             raise InputError(f"points={num_points} is not allowed", hint=f"allowed: 1 to {MAX_POINTS}")
         key = (sight.run_id, num_points, first, last)
+        if not self._views.has(key):
+            self._take_costly()
         return self._views.get(key, lambda: self.curve(sight).view(sight.history, num_points, first, last))
 
     def disruptions(self, sight: RunSight, before: int | None, limit: int) -> DisruptionPage:
@@ -162,6 +171,7 @@ class PageDesk:
         query = checked_query(query)
         if self._searches >= MAX_SEARCHES:
             raise Busy(f"{MAX_SEARCHES} others search journals just now", hint="try again", retry_after_s=1.0)
+        self._take_costly()
         oldest, length = sight.journal_span()
         end = max(oldest, min(length, length if before is None else before))
         first = max(oldest, end - SCANNED_AT_ONCE)
@@ -173,6 +183,15 @@ class PageDesk:
             )
         finally:
             self._searches -= 1
+
+    def _take_costly(self) -> None:
+        """One more answer that costs something; :class:`~subnet.errors.Busy` where there were enough this second."""
+        now_s = self.clock.now_s()
+        if not 0 <= now_s - self._costly_since_s < 1.0:
+            self._costly_since_s, self._costly = now_s, 0
+        if self._costly >= COSTLY_PER_S:
+            raise Busy(f"curves and journals were asked for {COSTLY_PER_S} times this second", hint="try again")
+        self._costly += 1
 
     def cases(self, sight: RunSight) -> tuple[CaseView, ...]:
         return cases_of(sight)

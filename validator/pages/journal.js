@@ -7,6 +7,17 @@ const LIMIT = 60;
 const MOST_LINES = 600;
 const PAGES_AT_ONCE = 10;
 
+/** Once more where the validator is busy just now. */
+async function patiently(path, signal) {
+  try {
+    return await ask(path, signal);
+  } catch (error) {
+    if (error.code !== "busy") throw error;
+    await new Promise((resolve) => { setTimeout(resolve, 1000 * (error.retryAfter ?? 1)); });
+    return ask(path, signal);
+  }
+}
+
 export class Journal {
   topics = ["notes", "overview"];
 
@@ -63,7 +74,7 @@ export class Journal {
     try {
       for (let page = 0; page < PAGES_AT_ONCE; page += 1) {
         const more = before === null ? "" : `&before=${before}`;
-        const answer = await ask(`${runPath(this.store.run)}/journal?limit=${LIMIT}&q=${encodeURIComponent(query)}${more}`, this.store.closed.signal);
+        const answer = await patiently(`${runPath(this.store.run)}/journal?limit=${LIMIT}&q=${encodeURIComponent(query)}${more}`, this.store.closed.signal);
         if (turn !== this.turn) return;
         this.list.append(...answer.lines.map((line) => el("li", {}, el("span", { class: "when" }, `${count(line.number)} · ${time(line.time_s)}`), el("b", {}, line.kind), el("span", {}, line.text))));
         found += answer.lines.length;
