@@ -26,8 +26,8 @@ Served = Sequence[Mapping[int, int]]
 ONE_WAYS = 9
 """Messages of a merge, one after the other: freeze, commitment, order, sums, seed, fingerprint, check, seal, update."""
 TURNS = 8
-STORE_TRIPS = 4
-"""Sums put, seen, and two segments of the journal."""
+STORE_TRIPS = 3
+"""Sums put, sums fetched, and the journal's segment with the seals."""
 
 
 class StepTimes(msgspec.Struct, frozen=True):
@@ -79,7 +79,13 @@ def estimate(costs: StageCosts, fleet: Fleet, served: Served, policy: Policy | N
     compute_s = max(items[slowest] + fill_s, starved_s) + start_s(fleet)
     merges = [stage_merge_s(costs, fleet, served, stage) for stage in stages]
     merge_s = max(merges)
-    step_s = max(compute_s, merge_s) if delay else compute_s + merge_s
+    step_s = compute_s + merge_s
+    if delay:  # side by side, but for the links: boundaries go first there
+        share = config.pipeline.microbatches
+        busy_s = [
+            max(item_link_s(costs, fleet, fleet.group[n], s) for n in served[s]) * share / counts[s] for s in stages
+        ]
+        step_s = max(compute_s, merge_s + max(busy_s))
     return StepTimes(step_s, compute_s, fill_s, merge_s, tuple(items), tuple(merges), tuple(bound), again)
 
 
@@ -182,8 +188,9 @@ def stage_merge_s(costs: StageCosts, fleet: Fleet, served: Served, stage: int) -
     store_up = fleet.store.up_mbit * BYTES_PER_MBIT / fleet.num_gpus
     store_down = fleet.store.down_mbit * BYTES_PER_MBIT / fleet.num_gpus
     slices_s = max(own * (1 - 1 / replicas) / up, own * owned * (holders - 1) / down) if holders > 1 else 0.0
-    put_s = max(whole * owned / up, whole / replicas / store_down)
-    fetch_s = max(whole * (1 - 1 / replicas) / down, whole * (1 - 1 / replicas) / store_up) if replicas > 1 else 0.0
+    fetched = whole * (1 - 1 / replicas)
+    store_s = max(whole / replicas / store_down, fetched / store_up)  # one while the other goes on
+    sums_s = max(whole * owned / up + fetched / down, store_s)
     gpus = [fleet.group[number].gpu for number in served[stage]]
     memory_s = max(
         costs.pass_s(stage, gpu, passes.COMMIT_BYTES)
@@ -193,4 +200,4 @@ def stage_merge_s(costs: StageCosts, fleet: Fleet, served: Served, stage: int) -
         for gpu in gpus
     )
     trips_s = ONE_WAYS * one_way_s(fleet) + TURNS * turn_s(fleet) + STORE_TRIPS * fleet.store.rtt_ms / 1000
-    return slices_s + put_s + fetch_s + memory_s + trips_s
+    return slices_s + sums_s + memory_s + trips_s

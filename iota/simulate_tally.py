@@ -83,6 +83,7 @@ class Tally:
         self._records = self._bytes = self._claims = 0
         self._index = {node.hotkey: number for number, node in enumerate(world.nodes)}
         self._spent_at: tuple[float, dict[str, float], float] = (0.0, {}, 0.0)
+        self._spent_end: tuple[dict[str, float], float] = ({}, 0.0)
         self._sent_at: dict[str, float] = {}
         self._first_claims = 0
 
@@ -127,6 +128,7 @@ class Tally:
             )
         )
         self._records, self._bytes = records, size
+        self._spent_end = (self._phases(), self._lost())
 
     def spent(self, node: SimMember, phase: str, begin_s: float, end_s: float) -> None:
         node.spent_s[phase] += end_s - begin_s
@@ -168,8 +170,9 @@ class Tally:
         begin_s, before, lost_before = self._spent_at
         end_s = steps[-1].sealed_s
         seconds = end_s - begin_s
-        spent = {name: value - before.get(name, 0.0) for name, value in self._phases().items()}
-        lost_s = self._lost() - lost_before
+        after, lost_after = self._spent_end
+        spent = {name: value - before.get(name, 0.0) for name, value in after.items()}
+        lost_s = lost_after - lost_before
         spent["compute"] = max(0.0, spent.get("compute", 0.0) - lost_s)
         spent["lost"] = lost_s
         total_s = max(1e-9, sum(spent.values()))

@@ -46,9 +46,15 @@ ASSUMPTIONS: tuple[tuple[str, str], ...] = (
     ("C/D", "who joins in the middle of an epoch waits for the next one"),
     ("C", "then it has two epochs of warm-up in which what it does isn't counted (warm_up_epochs)"),
     ("C", "a miner that dies loses all it has done in the epoch"),
+    ("C", "a phase ends after 3 h at the latest"),
     ("?", "who can't reach B_min any more (down, benched) isn't waited for, if that is more than 20 % of the miners"),
     ("?", "the phases' polling costs 1 s each (the client polls each second)"),
 )
+
+
+MAX_FAULTS = 100_000
+PHASE_LIMIT_S = 10_800.0
+"""A phase that takes longer goes over into the next."""
 
 
 class LegacySettings(msgspec.Struct, frozen=True):
@@ -179,7 +185,7 @@ def _train(
     work = {id(miner): 0.0 for miner in miners}
     now_s, faults = begin_s, 0
     num_needed = settings.quorum * len(miners)
-    while True:
+    for _ in range(MAX_FAULTS):
         active = [[m for m in miners if m.stage == s and m.up and not m.benched] for s in range(costs.num_stages)]
         rates = [sum(m.rate for m in stage) for stage in active]
         slowest = min(rates)
@@ -194,7 +200,10 @@ def _train(
         now_s += wait_s
         if until_s <= max(0.0, next_s - (now_s - wait_s)):
             return now_s - begin_s, work, faults
+        if now_s - begin_s > PHASE_LIMIT_S:
+            return now_s - begin_s, work, faults
         faults += _pass_time(miners, now_s, settings.warm_up_epochs)
+    raise ConfigError("the legacy model's fleet fails too often to end an epoch", hint="a longer mtbf_hours")
 
 
 def _time_to_quorum(
