@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from iota.cli import audits, backups, chaos, doctor, miners, policy, runs, scores, services, swarms
+from iota.cli import audits, backups, chaos, doctor, miners, policy, runs, scores, services, simulate, swarms
 from neurons.entry import INTERRUPTED, guarded, one_line
 
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
@@ -28,6 +28,7 @@ scores.add_to(app)
 policy.add_to(app)
 audits.add_to(app)
 doctor.add_to(app)
+simulate.add_to(app)
 miners.add_to(app)
 backups.add_to(app)
 
