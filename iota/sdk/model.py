@@ -12,6 +12,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from iota.sdk.bars import without_bars
 from subnet.errors import ConfigError
 from subnet.store.disk import full_disk_is_ours
 
@@ -104,7 +105,8 @@ def _saved(module: Any, directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".model.", dir=directory))
         try:
-            module.save_pretrained(scratch, safe_serialization=True)
+            with without_bars():
+                module.save_pretrained(scratch)
             digest = blake3()
             for file in sorted(scratch.iterdir()):
                 digest.update(file.name.encode() + b"\0").update_mmap(file)

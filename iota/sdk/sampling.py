@@ -7,19 +7,15 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
+
+from iota.sdk.bars import without_bars
 
 
 def load(directory: Path) -> tuple[Any, Any]:
     """(model in evaluation mode, tokenizer)."""
-    shows = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    with without_bars():
         model: Any = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
         tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    finally:
-        if shows:
-            logging.enable_progress_bar()
     return model.eval(), tokenizer
 
 
