@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
+def without_bars() -> Generator[None]:
     """As they were afterwards."""
     from transformers.utils import logging
 
