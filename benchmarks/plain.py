@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.rounding import cut_for
-from benchmarks.setting import build_model, draw, holdout_rows, learning_rate, training_rows
+from benchmarks.setting import build_model, draw, holdout_rows, learning_rate, norm_start, training_rows
 from subnet.run.config import RunConfig
 
 
@@ -41,7 +41,7 @@ class Plain:
         self.parameters = dict(self.model.named_parameters())
         deviation = float(model_config.get("initializer_range", 0.02))
         for name, parameter in self.parameters.items():
-            parameter.data = draw(name, tuple(parameter.shape), config.run.seed, deviation)
+            parameter.data = draw(name, tuple(parameter.shape), config.run.seed, deviation, norm_start(model_config))
         settings = config.optimizer
         self.optimizer = torch.optim.AdamW(
             [

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from iota.prepare import PreparedData, Progress, is_prepared, prepare_for_run
 from subnet.errors import ConfigError
-from subnet.model.checkpoints import draw_weights
+from subnet.model.checkpoints import TOKENIZER_FILES, draw_weights
 from subnet.model.data import check_data
 from subnet.model.plan import ModelPlan
 from subnet.model.pretrained import PretrainedDirectory
@@ -69,13 +69,19 @@ def prepare_run(
 
 
 def _with_tokenizer(section: DataSection, source: PretrainedDirectory) -> DataSection:
-    """Weights are tied to their tokenizer: the directory's, if the run file names none."""
+    """Weights are tied to their tokenizer: the directory's, if the run file names none.
+
+    Only where a directory has no trace of one (weights just drawn, say) is one trained.
+    """
     if section.tokenizer or (len(section.sources) == 1 and is_prepared(Path(section.sources[0]))):
         return section
     if source.tokenizer is None:
+        traces = [name for name in TOKENIZER_FILES if (source.directory / name).is_file()]
+        if not traces:
+            return section
         raise ConfigError(
-            f"{source.directory} has no tokenizer.json, and a new one would not fit its weights",
-            hint="copy the model's tokenizer.json there, or name it in data.tokenizer",
+            f"{source.directory} has {traces[0]} but no tokenizer.json, and a new one would not fit its weights",
+            hint="AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes it, or name one in data.tokenizer",
         )
     return msgspec.structs.replace(section, tokenizer=str(source.tokenizer))
 

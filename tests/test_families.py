@@ -91,6 +91,7 @@ def test_three_stages_are_the_reference_and_the_export_is_plain_transformers(nam
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_fifty_steps(name: str, compute: str, tmp_path: Path) -> None:

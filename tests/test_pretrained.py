@@ -173,6 +173,9 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     (base / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"no tokenizer\.json, and a new one would not fit"):
         prepare_run(config, tmp_path / "work")
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        (base / name).unlink()
+    assert prepare_run(config, tmp_path / "work").data.manifest.train.num_tokens > 0  # no trace of one: it is trained
 
 
 def test_only_a_tokenizers_files_are_carried(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ class StageExecutor:
                     graph = self._measured(module, given)
                 else:
                     graph = self._forward_chunk(module, given, training=training, loss_grad=keep)
-                hidden.append(graph.out)
+                hidden.append(graph.out.detach())
                 if graph.loss is not None:
                     losses.append(graph.loss.loss)
                 if keep:

@@ -115,7 +115,7 @@ def boundary_bytes(chunks: Sequence[Boundary]) -> memoryview:
     routing = [chunk.routing_2E for chunk in chunks if chunk.routing_2E is not None]
     whole = torch.cat(hidden) if len(hidden) > 1 else hidden[0]
     if routing:
-        whole = torch.cat([part.detach().reshape(-1) for part in (whole, *routing)])
+        whole = torch.cat([part.reshape(-1) for part in (whole, *routing)])
     return whole.detach().contiguous().cpu().numpy().data.cast("B")
 
 

@@ -82,6 +82,10 @@ class Boundary(NamedTuple):
     hidden_BLH: Tensor
     routing_2E: Tensor | None = None
 
+    def detach(self) -> Boundary:
+        """The values without the graph behind them."""
+        return Boundary(self.hidden_BLH.detach(), None if self.routing_2E is None else self.routing_2E.detach())
+
 
 @dataclass(frozen=True)
 class _ShapeConstants:
