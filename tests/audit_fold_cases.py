@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import schedule_toy as toy
 
+from subnet.run import audit_parts
 from subnet.run import audits as au
 from subnet.run import events as ev
 from subnet.run import state as st
@@ -193,7 +194,7 @@ class Fold:
 
     def accuse(self, member: Member, *, charge: str = "partial", digest: str = "true", claimed: str = "claim") -> int:
         case = self.state.audits.num_cases + 1
-        bundle = "" if charge in ("unopened", "equivocation") else "bundle"
+        bundle = "" if charge in audit_parts.SHOWN else "bundle"
         step = self.state.next_step
         self.emit(ev.CaseOpened(case, member.hotkey, member, step, 0, charge, bundle, digest, False, claimed))
         if member in self.state.members:

@@ -109,6 +109,9 @@ def test_a_conviction_needs_a_third_party_and_the_convicted_gone():
     case = run.accuse(A)
     refused(run, ev.CaseClosed(case, "convicted"), "no third party confirms")
     refused(run, ev.CaseClosed(case, "hanged"), "ends hanged")
+    other = Fold(PROBATION)
+    refused(other, ev.CaseClosed(other.accuse(A, charge="root"), "convicted"), "no third party confirms")
+    refused(other, ev.CaseOpened(2, "b", B, 0, 0, "gossip", "", "", False), "is about gossip")
     run.witness(case, C, "true")
     run.emit(ev.CaseClosed(case, "convicted"))
     assert run.state.convicted == {"a"}
@@ -119,7 +122,7 @@ def test_a_conviction_needs_a_third_party_and_the_convicted_gone():
     refused(present, ev.CaseClosed(1, "convicted"), "still a member")
 
 
-@pytest.mark.parametrize("charge", ["unopened", "equivocation"])
+@pytest.mark.parametrize("charge", ["unopened", "equivocation", "unusable"])
 def test_what_a_signature_or_silence_shows_needs_none(charge: str):
     run = Fold(PROBATION)
     case = run.accuse(A, charge=charge, digest="", claimed="")
