@@ -33,6 +33,8 @@ from subnet.simulate.costs import StageCosts
 from subnet.simulate.fleet import Fleet, load_fleet, parse_fleet
 from subnet.simulate.legacy import LegacySettings, simulate_legacy
 
+PATIENCE_S = 3600.0
+"""Without a step for so long a simulated run is said to be stuck."""
 ROOT = Path(__file__).resolve().parent.parent
 
 MEASURED = (
@@ -92,7 +94,7 @@ def run_world(
     plan: ModelPlan, fleet: Fleet, num_steps: int, pictures: Path | None = None, prefix: str = ""
 ) -> dict[str, Any]:
     began_s = time.perf_counter()
-    world = World(plan, fleet, num_steps=num_steps, seed=1, picture_step=num_steps // 2)
+    world = World(plan, fleet, num_steps=num_steps, seed=1, picture_step=num_steps // 2, patience_s=PATIENCE_S)
     try:
         world.run()
     except Stuck as error:

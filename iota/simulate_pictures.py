@@ -44,7 +44,7 @@ def draw(world: World, figures: Figures, directory: Path) -> list[Path]:
         figure: Any = pyplot.figure(figsize=(10, 5), dpi=110)
         paint(figure, world, figures)
         figure.tight_layout()
-        figure.savefig(directory / name)
+        figure.savefig(directory / name, bbox_inches="tight")
         pyplot.close(figure)
         paths.append(directory / name)
     return paths
@@ -86,7 +86,7 @@ def _gantt(figure: Any, world: World, figures: Figures) -> None:
 
 def _split(figure: Any, world: World, figures: Figures) -> None:
     axes = figure.subplots()
-    figure.set_size_inches(10, 2.4)
+    figure.set_size_inches(10, 2.8)
     left = 0.0
     for phase, share in figures.time_share.items():
         axes.barh([0], [100 * share], left=[left], color=COLOURS[phase], label=f"{WORDS[phase]} {100 * share:.1f} %")
@@ -95,7 +95,7 @@ def _split(figure: Any, world: World, figures: Figures) -> None:
     axes.set_xlim(0, 100)
     axes.set_xlabel("% of the time of all GPUs")
     axes.set_title(f"Where time goes: MFU {100 * figures.mfu:.1f} %, {figures.tokens_per_s:,.0f} tokens/s")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.45), ncols=4, frameon=False, fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.6), ncols=4, frameon=False, fontsize=8)
 
 
 def _throughput(figure: Any, world: World, figures: Figures) -> None:
@@ -119,4 +119,4 @@ def _throughput(figure: Any, world: World, figures: Figures) -> None:
     axes.set_ylabel("tokens/s, by step")
     axes.set_title(f"Throughput of {figures.gpus} GPUs and its disruptions")
     if world.faults.happened:
-        axes.legend(frameon=False, fontsize=8, loc="lower right", ncols=5)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=5, frameon=False, fontsize=8)

@@ -73,6 +73,7 @@ class Tally:
     def __init__(self, world: World, picture_step: int | None) -> None:
         self._world = world
         self.picture_step = picture_step
+        self._picture_end_s: float | None = None
         self.intervals: list[Interval] = []
         self.steps: list[StepFigures] = []
         self.counts: Counter[str] = Counter()
@@ -113,6 +114,8 @@ class Tally:
 
     def _sealed(self, event: ev.StepSealed) -> None:
         coordinator = self._world.coordinator
+        if event.step == self.picture_step:
+            self._picture_end_s = self._world.now_s
         records, size = coordinator.num_records, coordinator.num_bytes
         if not self.steps:
             self._records, self._bytes = self._records or records, self._bytes or size
@@ -132,8 +135,10 @@ class Tally:
 
     def spent(self, node: SimMember, phase: str, begin_s: float, end_s: float) -> None:
         node.spent_s[phase] += end_s - begin_s
-        shown = self.picture_step is not None and end_s > begin_s
-        if shown and abs(self._world.state.next_step - (self.picture_step or 0)) <= 1:
+        wanted, end = self.picture_step, self._picture_end_s
+        if wanted is None or end_s <= begin_s or self._world.state.next_step < wanted:
+            return
+        if end is None or begin_s < end:
             self.intervals.append(Interval(self._index[node.hotkey], phase, begin_s, end_s))
 
     def close(self) -> None:
