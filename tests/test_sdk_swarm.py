@@ -149,6 +149,7 @@ def test_a_submission_that_fails_says_why_and_the_next_one_works(swarm: OwnSwarm
     assert [report.step for report in run.reports(timeout_s=300)] == [1, 2]
 
 
+@pytest.mark.slow
 async def test_asyncio_iterates_and_awaits_while_a_second_run_queues(swarm: OwnSwarm, book: Path) -> None:
     one, two = [await asyncio.to_thread(train, swarm, book, name, steps=3) for name in ("one", "two")]
     ticks = 0
@@ -200,10 +201,10 @@ def test_a_run_is_paused_resumed_and_stopped_by_its_owner(swarm: OwnSwarm, book:
     reports = iter(run)
     assert next(reports).step == 1
     assert run.pause().name == "stopped"
-    paused = _settled(run)
+    paused = _standing(run)
     assert run.state() == "paused"
-    assert run.status().summary.waiting_for == "its owner, who has paused it"
-    assert _settled(run) == paused
+    time.sleep(1.0)
+    assert run.status().summary.step == paused
     wallet = ["--validator.url", swarm.url, "--wallet.name", "owner", "--wallet.path", str(swarm.directory / "wallets")]
     assert main(["run", "resume", "stopped", *wallet]) == 0
     while next(reports).step <= paused:
@@ -221,15 +222,13 @@ def test_a_run_is_paused_resumed_and_stopped_by_its_owner(swarm: OwnSwarm, book:
     assert run.model().num_parameters() == 39_840
 
 
-def _settled(run: iota.Run) -> int:
-    """The step at which it stands still: none is sealed in a second."""
-    deadline = Deadline.after(120)
-    while True:
-        step = run.status().summary.step
-        time.sleep(1.0)
-        if run.status().summary.step == step:
-            return step
-        deadline.check("the run to stand still")
+def _standing(run: iota.Run) -> int:
+    """The step at which it stands still, once the open one is sealed."""
+    deadline = Deadline.after(240)
+    while (summary := run.status().summary).waiting_for != "its owner, who has paused it":
+        deadline.check(f"the open step to be sealed: {summary.waiting_for}")
+        time.sleep(0.2)
+    return summary.step
 
 
 @pytest.mark.slow
