@@ -270,8 +270,11 @@ def judged(
 
 
 def _fresh(set_blocks: list[int], end: int) -> bool:
-    """Weights were set in the tempo that ends there, or in the last blocks of the one before."""
-    return any(end - TEMPO_BLOCKS - SLACK_BLOCKS <= block < end for block in set_blocks)
+    """Weights were set in the tempo that ends there, or in the last blocks of the one before.
+
+    What is sent during a block is in the next one.
+    """
+    return any(end - TEMPO_BLOCKS - SLACK_BLOCKS <= block <= end for block in set_blocks)
 
 
 def _explained(tries: list[Line], end_s: float, tempo_s: float) -> bool:
