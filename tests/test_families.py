@@ -96,7 +96,7 @@ def test_three_stages_are_the_reference_and_the_export_is_plain_transformers(nam
 @pytest.mark.parametrize("name", NAMES)
 def test_fifty_steps(name: str, compute: str, tmp_path: Path) -> None:
     losses = check_family(name, 50, tmp_path / "model", compute)
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
 
 
 @pytest.mark.parametrize("name", ["gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3"])
