@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from iota.simulate_member import Lease, SimMember
+    from iota.simulate_member import SimMember
+    from iota.simulate_saying import Lease
     from iota.simulate_world import BoundaryKey, World
 
 MISSING_S = 2.0

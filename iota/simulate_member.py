@@ -8,49 +8,29 @@ coordinator's own fold; what reaches it first travels.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iota.simulate_boundaries import Boundaries
 from iota.simulate_coordinator import HARDWARE
+from iota.simulate_saying import REPEAT_S, Job, Lease
+from iota.simulate_state import Restoring
 from subnet.errors import Refusal
 from subnet.protocol import messages as msg
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.simulate import costs as passes
-from subnet.simulate import links
 from subnet.simulate.fleet import GroupPart
 from subnet.simulate.links import Link
-from subnet.timing import TIMEOUTS
-from subnet.words import CALIBRATION_STEP, PROTOCOL_VERSION, Cursor, Member
+from subnet.words import PROTOCOL_VERSION, Cursor, Member
 
 if TYPE_CHECKING:
     from iota.simulate_world import World
 
-REPEAT_S = 3.0
 LOSS_BITS = 0x40000000
 PHASES: tuple[str, ...] = ("compute", "input", "merge", "idle", "join", "down")
 
 
-@dataclass
-class Lease:
-    generation: int
-    forwarded: bool = False
-    recompute: bool = False
-    done: bool = False
-
-
-@dataclass
-class Job:
-    step: int
-    microbatch: int
-    generation: int
-    backward: bool
-    replay: bool = False
-
-
-class SimMember(Boundaries):
+class SimMember(Restoring, Boundaries):
     """One machine with one GPU; ``life`` changes whenever what was under way is lost."""
 
     def __init__(self, world: World, hotkey: str, group: GroupPart, link: Link) -> None:
@@ -71,8 +51,6 @@ class SimMember(Boundaries):
         self.too_small = False
         self._clear()
 
-    member: Member | None
-
     def _clear(self) -> None:
         """What belongs to an incarnation."""
         self.leases: dict[tuple[int, int], Lease] = {}
@@ -87,7 +65,7 @@ class SimMember(Boundaries):
         self.outbox: list[msg.AnyClaim] = []
         self.flush_s: float | None = None
         self.report_free_s = 0.0
-        self.merging = False
+        self.merging = self.updating = False
         self.sums: dict[tuple[int, tuple[int, ...]], tuple[float, float, tuple[Member, ...]]] = {}
         """By (step, m-set): from when to when its slices travel, to which owners."""
         self.fetched_s: dict[tuple[int, int, int], float] = {}
@@ -96,24 +74,14 @@ class SimMember(Boundaries):
         self.hashed_s = 0.0
         """When its sum's slices are hashed."""
 
-    @property
-    def state(self) -> st.RunState:
-        return self.world.state
-
-    def after(self, when_s: float, work: Callable[..., None], *args: Any) -> None:
-        """At that time, if nothing was lost meanwhile."""
-        self.world.at(when_s, self._if_same, self.life, work, args)
-
-    def _if_same(self, life: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if self.life == life and self.online:
-            work(*args)
-
     # --- coming and going
 
     def start(self) -> None:
         """A process begins, or its link is back."""
         self.online, self.life = True, self.life + 1
         if self.member is not None and self.member in self.state.members:  # it wasn't missed
+            if self.version is None or self.restored_stage != self.stage:
+                self._restore()
             for key in list(self.leases):
                 self.try_start(*key)
         else:
@@ -124,6 +92,7 @@ class SimMember(Boundaries):
         """``process``: all of it is gone; else only its link, and its state stays."""
         self._waste_job()
         self.online, self.life, self.job, self.flush_s = False, self.life + 1, None, None
+        self.restoring = self.updating = False
         self.flying.clear()
         self.forwards.clear()
         self.backwards.clear()
@@ -233,68 +202,6 @@ class SimMember(Boundaries):
         self.lost_s += sum(self.step_compute_s.values())
         self.step_compute_s.clear()
 
-    # --- state
-
-    def _restore(self) -> None:
-        """Its own state where that goes on, else the newest snapshot it may trust; then the seals since."""
-        state, now_s = self.state, self.world.now_s
-        self.restoring = True
-        log_from = min(state.sealed, default=state.next_step)
-        mine = self.version is not None and self.restored_stage == self.stage and self.version >= log_from
-        if mine:
-            self._catch_up()
-            return
-        point = st.restore_point(state, self.stage, f"cold-{self.hotkey}")
-        costs = self.world.costs
-        size = 4 * costs.params[self.stage] if point.whole else costs.state_bytes(self.stage)
-        done_s = links.get(self.world.store_start_s(now_s), self.link, self.world.store, size, "state")
-        self.after(done_s, self._restored, point.version)
-
-    def _restored(self, version: int) -> None:
-        self.version, self.restored_stage = version, self.stage
-        self._catch_up()
-
-    def _catch_up(self) -> None:
-        """Applies the next seal, if there is one; else says that it is there."""
-        state, now_s = self.state, self.world.now_s
-        assert self.version is not None
-        if self.version >= state.next_step:
-            self.restoring = self.merging = False
-            self.say(msg.UpdatedClaim(state.next_step, f"root-{state.next_step}-{self.stage}"))
-            self.look()
-            return
-        log = state.sealed.get(self.version)
-        if log is None:  # too old by now
-            self.version = None
-            self._restore()
-            return
-        group = st.group_of(state, self.stage)
-        if self.restoring and not any(key[:2] == (self.version, group) for key in self.fetched_s):
-            size = sum(log.groups[group].blobs[p][1] for p in st.partitions_of(state, group, self.stage))
-            now_s = links.get(self.world.store_start_s(now_s), self.link, self.world.store, size, "merged")
-        updated_s = now_s + self.world.costs.pass_s(self.stage, self.gpu, passes.UPDATE_BYTES)
-        self.after(updated_s, self._updated, self.version + 1)
-
-    def _updated(self, version: int) -> None:
-        self.version = version
-        self._catch_up()
-
-    def _step_sealed(self, step: int) -> None:
-        self.leases = {key: lease for key, lease in self.leases.items() if key[0] > step}
-        self.step_compute_s = {key: s for key, s in self.step_compute_s.items() if key > step}
-        self.has = {key for key in self.has if key[0] > step}
-        self.wants = {key: since for key, since in self.wants.items() if key[0] > step}
-        self.sums = {key: value for key, value in self.sums.items() if key[0] > step}
-        if self.version == step and not self.restoring and self.stage == self.restored_stage:
-            self._catch_up()
-        self.fetched_s = {key: at for key, at in self.fetched_s.items() if key[0] > step}
-
-    def _snapshot(self, step: int) -> None:
-        size = self.world.costs.state_bytes(self.stage)
-        done_s = links.put(self.world.store_start_s(), self.link, self.world.store, size, "state")
-        claim = msg.SnapshotClaim(step, self.stage, f"snapshot-{step}-{self.stage}", f"root-{step}-{self.stage}")
-        self.after(done_s, self.say, claim)
-
     # --- computing
 
     def queue(self, step: int, m: int, lease: Lease, *, backward: bool) -> None:
@@ -390,31 +297,7 @@ class SimMember(Boundaries):
         if not lease.done:
             self.try_start(step, m)
 
-    # --- saying
-
-    def say(self, claim: msg.AnyClaim, lazy: bool = False) -> None:
-        """A claim on its way, repeated until the fold shows that it isn't owed any more."""
-        self.pending[claim] = self.world.now_s
-        self.outbox.append(claim)
-        wait_s = TIMEOUTS.receipt_flush_s if lazy and (self.job or self.forwards or self.backwards) else 0.0
-        due_s = max(self.world.now_s + wait_s, self.report_free_s)
-        if self.flush_s is None or due_s < self.flush_s:
-            self.flush_s = due_s
-            self.after(due_s, self._flush_due, due_s)
-
-    def _flush_due(self, due_s: float) -> None:
-        if self.flush_s == due_s:
-            self._flush()
-
-    def _flush(self) -> None:
-        now_s = self.world.now_s
-        if now_s < self.report_free_s:
-            return
-        self.flush_s = None
-        claims, self.outbox = self.outbox, []
-        if self.member is not None and claims:
-            self.report_free_s = now_s + 2 * self.link.one_way_s
-            self.world.at(now_s + self.link.one_way_s, self.world.coordinator.hear, self.member, claims)
+    # --- once a second
 
     def sweep(self) -> None:
         """Once a second: what was lost on the way is said or asked again."""
@@ -437,31 +320,9 @@ class SimMember(Boundaries):
             self.ask_again()
         if self.version == self.state.next_step and not self.restoring:
             self.world.merges.ensure(self)
-        elif self.version is not None and not self.restoring and not self.merging:
+        elif self.version is not None and not self.restoring and not self.updating:
             self.restoring = True
             self._catch_up()
-
-    def owes(self, claim: msg.AnyClaim) -> bool:
-        """Whether the fold doesn't show it yet, and still could."""
-        state = self.state
-        match claim:
-            case msg.UpdatedClaim():
-                info = state.members.get(self.member) if self.member else None
-                return info is not None and claim.step == state.next_step and info.version != claim.step
-            case msg.ForwardReceipt() | msg.BackwardReceipt() | msg.NotAccumulatedClaim():
-                found = st.item(state, claim.step, claim.microbatch, claim.stage)
-                if found is None or found.member != self.member or found.generation != claim.generation:
-                    return False
-                if found.status not in (st.LIVE, st.REVOKING):
-                    return False
-                return not (isinstance(claim, msg.ForwardReceipt) and found.forwarded)
-            case msg.CommitClaim() | msg.MergedClaim() | msg.FingerprintClaim() | msg.CheckClaim():
-                return self.world.merges.owes(self, claim)
-            case msg.SnapshotClaim():
-                stored = st.stored_snapshot(state, claim.stage, claim.step)
-                return stored is None and claim.step == state.next_step
-            case _:
-                return False
 
     # --- where its time goes
 
@@ -483,6 +344,5 @@ class SimMember(Boundaries):
             self.world.tally.spent(self, self.phase, self.phase_since_s, self.world.now_s)
             self.phase, self.phase_since_s = phase, self.world.now_s
 
-    @property
-    def calibrates(self) -> bool:
-        return self.state.next_step == CALIBRATION_STEP
+    def _myself(self) -> SimMember:
+        return self

@@ -45,6 +45,10 @@ class SimMerges:
                 self._revealed(event)
             case ev.Fingerprinted():
                 self._fingerprinted(event)
+            case ev.StageSealed():
+                for node in self._nodes(event.group):
+                    node.merging = False  # what is left is waiting for other stages
+                    node.look()
             case ev.StepSealed():
                 self._foreseen.clear()
                 self._stored_s.clear()
