@@ -7,7 +7,21 @@ from collections.abc import Sequence
 
 import typer
 
-from iota.cli import audits, backups, chaos, doctor, miners, policy, runs, scores, services, simulate, swarms
+from iota.cli import (
+    audits,
+    backups,
+    chaos,
+    doctor,
+    incentives,
+    looking,
+    miners,
+    policy,
+    runs,
+    scores,
+    services,
+    simulate,
+    swarms,
+)
 from neurons.entry import INTERRUPTED, guarded, one_line
 
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
@@ -17,7 +31,7 @@ app = typer.Typer(
     name="iota",
     help="Train one language model on many unreliable machines, to the bit.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 swarms.add_to(app)
@@ -26,11 +40,13 @@ runs.add_to(app)
 chaos.add_to(app)
 scores.add_to(app)
 policy.add_to(app)
+incentives.add_to(app)
 audits.add_to(app)
 doctor.add_to(app)
 simulate.add_to(app)
 miners.add_to(app)
 backups.add_to(app)
+looking.add_to(app)
 
 
 @app.command()
