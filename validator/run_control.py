@@ -40,7 +40,9 @@ def controlled(entry: RunEntry, state: RunState, hotkey: str, request: ControlRe
     if state.finished is not None:
         raise RunOver(f"run {entry.name} has finished", hint="submit another run")
     if state.stops_at is not None and request.action != STOP:
-        raise RunOver(f"run {entry.name} was stopped: it ends after {state.stops_at} updates", hint="submit another run")
+        raise RunOver(
+            f"run {entry.name} was stopped: it ends after {state.stops_at} updates", hint="submit another run"
+        )
     return RunControlled(request.action, hotkey, request.time_ns, request.signature)
 
 

@@ -10,6 +10,7 @@ from subnet.run.control_event import ACTIONS, PAUSE, STOP, RunControlled
 from subnet.run.invariants import require
 from subnet.run.state import RunState, end_step
 
+
 def apply_run_controlled(state: RunState, event: RunControlled) -> None:
     """Pausing a paused run and the like changes nothing; a run that has been stopped can't be paused any more."""
     require(event.action in ACTIONS, f"{event.action!r} is no word about a run")
