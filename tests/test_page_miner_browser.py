@@ -9,7 +9,7 @@ import pytest
 from page_browser import PHONE, browsing, needs_browser
 from test_page_miner import miner_page
 
-pytestmark = [needs_browser(), pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [needs_browser(), pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 async def test_a_cap_is_changed_with_the_token_and_refused_without(tmp_path: Path):
@@ -61,7 +61,7 @@ def test_a_real_miner_stops_and_starts_from_its_page(tmp_path: Path):
             aside(
                 lambda: swarm.wait_until(
                     lambda found: found.summary.step >= 2 and (hotkey in [m.hotkey for m in found.members]) == there,
-                    Deadline.after(120),
+                    Deadline.after(240),
                 )
             )
 
