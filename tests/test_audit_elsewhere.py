@@ -44,7 +44,7 @@ def found(members: list[Member], *distances: tuple[Member, float], not_compared:
     apart = tuple(Distance(member, "output", distance, 0.01) for member, distance in distances)
     partials = tuple(RedonePartial(member, (), (), (), ()) for member in members)
     other = OtherClass(OURS, THEIRS, apart, not_compared)
-    return Findings("", partials, None, (), 0.1, 0.1, 100, other)
+    return Findings("", partials, None, (), 0.1, 0.1, 100, other_class=other)
 
 
 async def test_what_is_near_enough_passes(world: World) -> None:
