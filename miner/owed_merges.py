@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from miner.local_view import LocalView
-from miner.owed_mismatch import wrong_input
+from miner.owed_mismatch import owed_before_commitment, wrong_input
 from miner.owes import Check, Commit, FetchSlice, Fingerprint, Owe, Reduce, Report, SendSlice, StoreSlice
 from miner.ways import by_store, stores_all
 from subnet.protocol import messages as msg
@@ -43,6 +43,10 @@ def _owed_commitment(
     if not done or not sum_is(done, work, local, epoch):
         return
     if any(wrong_input(state, work, state.members[me].stage, m, local) for m in done):
+        return
+    claim = owed_before_commitment(state, work, state.members[me].stage, done, local)
+    if claim is not None:
+        owes.append(Report(claim))
         return
     commitment = local.commitments.get((work.step, epoch, done))
     if commitment is None:

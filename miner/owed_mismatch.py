@@ -8,11 +8,13 @@ are no mismatch. Where nobody audits, nobody compares: work goes on with what wa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from miner.local_view import BoundaryKey, LocalView
 from miner.owes import Compute, Drop, Owe, Report
-from miner.ways import receipted_hash
+from miner.ways import last_said_hash, receipted_hash
 from subnet.protocol import messages as msg
 from subnet.run import state as st
 from subnet.run.state import Item, StepWork
@@ -51,6 +53,24 @@ def wrong_input(state: st.RunState, work: StepWork, stage: int, m: int, local: L
     return None
 
 
+def owed_before_commitment(
+    state: st.RunState, work: StepWork, stage: int, done: Iterable[int], local: LocalView
+) -> msg.MismatchClaim | None:
+    """Of a sum that is asked for: what to say instead, where an input was other than what was said of it last.
+
+    Its maker may be gone and its item open, so that nothing is receipted now; an auditor holds the sum against what was said.
+    """
+    if not st.config(state).audit.on:
+        return None
+    for m in done:
+        for key in inputs_of(work, stage, m):
+            said = last_said_hash(work, key)
+            used = _used_but(said, work, key, stage, m, local) if said else ""
+            if used:
+                return msg.MismatchClaim(work.step, m, stage, key.backward, used)
+    return None
+
+
 def is_sound(state: st.RunState, work: StepWork, key: BoundaryKey, local: LocalView) -> bool:
     """Whether an output of mine may be given to anybody: it wasn't made with what is known to be wrong.
 
@@ -73,7 +93,10 @@ def is_computing(local: LocalView, step: int, m: int) -> bool:
 
 def _used(work: StepWork, key: BoundaryKey, stage: int, m: int, local: LocalView) -> str:
     """The hash of this input that an output of mine was made with, if it is another than the receipted one; else ""."""
-    said = receipted_hash(work, key)
+    return _used_but(receipted_hash(work, key), work, key, stage, m, local)
+
+
+def _used_but(said: str, work: StepWork, key: BoundaryKey, stage: int, m: int, local: LocalView) -> str:
     for backward in (False, True):
         made = local.made_from.get(BoundaryKey(work.step, m, stage, backward))
         if made is not None:

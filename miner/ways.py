@@ -67,3 +67,11 @@ def receipted_hash(work: StepWork, key: BoundaryKey) -> str:
     if found is None:
         return ""
     return found.backward_hash if key.backward else found.forward_hash
+
+
+def last_said_hash(work: StepWork, key: BoundaryKey) -> str:
+    """The same; of an item that is to be made again what was said of it last, which an auditor would take as well."""
+    found = work.items[key.stage].get(key.microbatch)
+    if found is None:
+        return ""
+    return (found.backward_hash or found.said_backward) if key.backward else (found.forward_hash or found.said_forward)

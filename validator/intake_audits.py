@@ -84,10 +84,16 @@ def mismatch(state: RunState, member: Member, claim: msg.MismatchClaim, watch: W
         return Ignored("not its item")
     if st.is_sealed(state, stage, work):
         return Ignored("its stage is sealed")
-    said = made.backward_hash if claim.backward else made.forward_hash
+    now = made.backward_hash if claim.backward else made.forward_hash
+    said = now or (made.said_backward if claim.backward else made.said_forward)  # what an auditor would take
     if not said or not claim.used or said == claim.used:
         return Ignored("no mismatch with what is receipted")
-    if made.member is not None and st.config(state).audit.on and watch.audits.proves(state, made, maker_stage, claim):
+    if (
+        now
+        and made.member is not None
+        and st.config(state).audit.on
+        and watch.audits.proves(state, made, maker_stage, claim)
+    ):
         watch.audits.equivocators.add(made.member.hotkey)
     if watch.audits.mismatched(member, claim.step) > max(MIN_MISMATCHES, work.num_training):
         return [ev.Gone(member, "silent")]  # nobody is lied to so often: it holds the step up
