@@ -31,7 +31,7 @@ class MadeFrom(msgspec.Struct, frozen=True):
     x: str
     gradient: str = ""
     generation: int = 0
-    """Of the lease it was made under, or was last receipted under; 0: for a replay."""
+    """Of the lease it was made under, or was last receipted under; 0: for a replay, or under another incarnation."""
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -152,11 +152,14 @@ class LocalView:
 
     def new_incarnation(self) -> list[BoundaryKey]:
         """Drops sums and all that says something of them, and what others made: at another stage it would pass for an output
-        of mine. The state and my own boundaries are nobody's in particular. Returns the boundaries that have gone."""
+        of mine. The state and my own boundaries are nobody's in particular, and of no lease: in a new term leases are numbered from
+        1 again. Returns the boundaries that have gone."""
         received = [key for key in self.boundaries if key not in self.made_from]
         for key in received:
             for held in (self.boundaries, self.kept, self.sent_to_me):
                 held.pop(key, None)
+        for key, made in self.made_from.items():
+            self.made_from[key] = msgspec.structs.replace(made, generation=0)
         self.added.clear()
         self.refused.clear()
         self.failures.clear()

@@ -23,8 +23,9 @@ sums played to and fro again; a lie that shows only in a fingerprint, confirmed 
 
 
 KINDS_LATER = 20
-LATER_BUGS = (("all", 12_025, {"delay": 1}),)
-"""With more kinds of liars: a sum committed with inputs that aren't what their maker, gone by then, had said last."""
+LATER_BUGS = (("all", 12_025, {"delay": 1}), ("probation", 10_471, {}))
+"""With more kinds of liars: a sum committed with inputs that aren't what their maker, gone by then, had said last; a product of
+another term given away under a lease of the same number."""
 
 
 def broken(seeds: Iterable[int], make: type[AuditSim] = AuditSim, **options: Any) -> dict[str, int]:
