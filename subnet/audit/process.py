@@ -76,7 +76,7 @@ class _Worker:
                 raise WorkerDied(f"an answer of {size} bytes")
             answer = await self._stdout.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            await self.end()
+            await self.end(CLOSE_S)  # it is ending: killed amid that it would have no status of its own
             raise WorkerDied(f"it ended with status {self.process.returncode}{self._words()}") from error
         try:
             return wire.decode(answer, ReplayAnswer, limit_bytes=LIMIT_MESSAGE_BYTES, what="the worker's answer")
