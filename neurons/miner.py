@@ -162,7 +162,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         start_logging(flags, "miner")
         from iota.doctor.at_start import look_before_start
         from miner.start import start_miner
+        from subnet.protocol.signing import load_wallet
 
+        load_wallet(
+            settings.wallet_name, settings.wallet_hotkey, settings.wallet_path
+        )  # without it nothing is worth saying
         look_before_start(settings.directory)
         return start_miner(settings)
 

