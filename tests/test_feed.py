@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 from random_run import RandomRun
@@ -17,8 +18,9 @@ from subnet.net.http import Call, FrameWriter, Route, create_app
 from subnet.protocol.signing import RequestVerifier, Signer
 from subnet.run import events as ev
 from subnet.run.state import RunState
-from subnet.run.views import seen_bytes
-from subnet.words import CALIBRATION_STEP
+from subnet.run.views import ViewBatch, is_view_batch, seen_bytes
+from subnet.timing import Deadline
+from subnet.words import CALIBRATION_STEP, Member
 from validator.directive_stream import DirectiveFeed, checked_kind
 from validator.journal_store import JournalStore
 from validator.watch import Watch
@@ -97,7 +99,6 @@ async def until_agrees(directives: Directives, whole: RunState, stage: int) -> N
             await directives.changed.wait()
 
 
-@pytest.mark.slow  # once in some thirty runs the view stays behind for a minute; not found yet why
 async def test_a_view_follows_its_hotkey_from_stage_to_stage(served: Served) -> None:
     async with SignedClient(served.listener.url, MINER, LEADER.hotkey) as client:
         directives = Directives(client, "toy")
@@ -117,6 +118,33 @@ async def test_a_view_follows_its_hotkey_from_stage_to_stage(served: Served) -> 
             await asyncio.wait([following])
     assert len(seen) > 1, "it moved"
     assert served.run.state.next_step > CALIBRATION_STEP
+
+
+async def test_who_moves_while_it_catches_up_gets_the_new_view(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is there to be told of the move yet: it is seen when the reader has caught up."""
+    served.run.emit(ev.Joined(Member(ME, 1, 900), "cold", 1, "boot", "127.0.0.1", 1))
+    await served.grow(3)
+    real, moved = FrameWriter.send, False
+
+    async def send(self: FrameWriter, frame: bytes) -> None:
+        nonlocal moved
+        await real(self, frame)
+        if frame and not moved:
+            moved = True
+            served.feed.note(ev.Joined(Member(ME, 1, 901), "cold", 4, "boot 2", "127.0.0.1", 1))
+
+    monkeypatch.setattr(FrameWriter, "send", send)
+    async with SignedClient(served.listener.url, MINER, LEADER.hotkey) as client:
+        stream = client.stream("/v1/directives?run=toy&term=0&after=0&view=new", connect=Deadline.after(30))
+        async with asyncio.timeout(30):
+            stages = [view_of_frame(await anext(stream)), view_of_frame(await anext(stream))]
+        await stream.aclose()
+    assert moved
+    assert stages[-1] == 4
+
+
+def view_of_frame(frame: bytes) -> int | None:
+    return msgspec.msgpack.decode(frame, type=ViewBatch).stage if is_view_batch(frame) else None
 
 
 async def test_many_readers_get_the_same_frames_encoded_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +189,6 @@ async def test_who_reads_slowly_misses_nothing(served: Served, monkeypatch: pyte
 
         async def read_slowly() -> None:
             path = "/v1/directives?run=toy&term=0&after=0"
-            from subnet.timing import Deadline
-
             async for frame in client.stream(path, connect=Deadline.after(30)):
                 await asyncio.sleep(0.03)
                 frames.put_nowait(frame)

@@ -162,11 +162,12 @@ class DirectiveFeed:
                 await out.send(frame.data)
             if self.closed:
                 return
+            changed = self._view_for(hotkey, has)
+            if changed is not view:  # it has moved, while it was told of everything or while it caught up
+                view, reader = changed, self.reader(0, changed)
+                continue
             reader.position = await self._live_until_ended(out, hotkey, reader)
             out.check()
-            changed = self._view_for(hotkey, has)
-            if changed is not view:
-                view, reader = changed, self.reader(0, changed)
 
     async def _live_until_ended(self, out: FrameWriter, hotkey: str, reader: FeedReader) -> int:
         """Stay among those who are written to; the position reached when that ended."""
