@@ -228,8 +228,9 @@ def test_a_running_swarm_is_asked(swarm: LocalSwarm, capsys: pytest.CaptureFixtu
     emitted_per_day = 86_400 / 0.25
     assert found.chain.miners_per_tempo is not None
     miners_per_day = found.chain.miners_per_tempo * 86_400 / found.chain.tempo_s
-    # a first tempo has two blocks less than those behind it
-    assert miners_per_day == pytest.approx(emitted_per_day * (1 - 11_796 / 65_535) / 2, rel=0.12)
+    whole = emitted_per_day * (1 - 11_796 / 65_535) / 2
+    first = whole * 19 / 21  # a chain's first tempo has two blocks less than those behind it
+    assert any(miners_per_day == pytest.approx(expected, rel=1e-3) for expected in (whole, first))
     assert main(asked(swarm, "--device", "cpu", "--without-chain")) == 0
     text = capsys.readouterr().out
     assert "run calm (running)" in text
