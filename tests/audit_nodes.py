@@ -225,7 +225,10 @@ class AuditMiner(Miner):
         """False witness says that its friend's work is right, or anything, or nothing."""
         case = self.sim.store[bundle]
         if self.lie is None or not (self.lie == "witness" or self.sim.ring):
-            return audit_toy.redo(case, self.sim.store).digest
+            lost = [
+                value for entry in case.partials for item in entry.items for value in (item.x, item.gradient) if value
+            ]
+            return audit_toy.redo(case, self.sim.store).digest if all(v in self.sim.store for v in lost) else ""
         claimed = root_digest(case.roots[0][1]) if case.roots else ""
         claimed = claimed or build.claimed_digest(case, case.partials[0].member) or ""
         kind = toy.h("kind", bundle, self.hotkey) % 4

@@ -21,6 +21,7 @@ from schedule_sim import Sim
 from subnet.run import audits as au
 from subnet.run import events as ev
 from subnet.run.config import AuditSection
+from subnet.run.state import RunState
 
 MODES = ("all", "rewind", "probation")
 UNSEEN = ("stale",)
@@ -52,6 +53,8 @@ class AuditSim(Sim):
         """An audit takes so many rounds, longer than all that a seal waits for besides."""
         self.shares: dict[str, tuple[int, float]] = {}
         self.families: dict[str, str] = {}
+        self.given_up: set[tuple[int, int]] = set()
+        """(branch, step) of seals that had their effect before a rewind took them back."""
         """Coldkeys of hotkeys that share one."""
         self.ring = False
         """Whether liars bear false witness for each other."""
@@ -172,12 +175,18 @@ class AuditSim(Sim):
     def logged(self, records: tuple[ev.Record, ...]) -> None:
         for record in records:
             if isinstance(record.event, ev.Rewound):
-                self._rewound(record.event.step)
+                self._rewound(record.event)
             else:
                 super().logged((record,))
         self.progress = True
 
-    def _rewound(self, step: int) -> None:
+    def has_effect(self, state: RunState, step: int) -> bool:
+        """Who hasn't heard of a rewind yet is on the branch that was given up, where the seal had its effect."""
+        return super().has_effect(state, step) or (state.audits.branch, step) in self.given_up
+
+    def _rewound(self, event: ev.Rewound) -> None:
+        step = event.step
+        self.given_up |= {(event.branch - 1, at) for at in self.steps if at >= step}
         self.steps = {at: event for at, event in self.steps.items() if at < step}
         self.seals = {key: hashes for key, hashes in self.seals.items() if key[0] < step}
         self.audits = [seal for seal in self.audits if seal.step < step]

@@ -10,6 +10,7 @@ from schedule_nodes import Coordinator
 from store_cases import ByStore, StoreRules, planned_by_store
 
 from subnet.run import events as ev
+from subnet.run import state as st
 
 
 class AuditedByStore(ByStore, AuditMiner):
@@ -37,7 +38,10 @@ class AuditStoreSim(StoreRules, AuditSim):
 
     def saw(self, coordinator: Coordinator, event: ev.AnyEvent) -> None:
         super().saw(coordinator, event)
-        if isinstance(event, ev.Forwarded | ev.Backwarded) and "false" not in self.liars.values():
+        if not isinstance(event, ev.Forwarded | ev.Backwarded):
+            return
+        found = st.item(coordinator.state, event.step, event.microbatch, event.stage)
+        if found is None or found.member is None or found.member.hotkey not in self.liars:
             self.judge_receipt(coordinator, event)
 
     def fault(self) -> None:

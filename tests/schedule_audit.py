@@ -10,6 +10,7 @@ from schedule_nodes import Bad, Coordinator
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.schedule import bits_fp32
+from subnet.run.state import RunState
 from validator.decide_steps import fp64_bits
 
 
@@ -71,6 +72,10 @@ class Audit:
                 self.audit_step(event)
             elif isinstance(event, ev.RunFinished):
                 self.finished = event
+
+    def has_effect(self, state: RunState, step: int) -> bool:
+        """Whether a member with this fold may apply the seal of the step."""
+        return step in self.steps
 
     def audit_step(self, event: ev.StepSealed) -> None:
         skipped = frozenset(self.skipped)

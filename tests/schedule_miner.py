@@ -333,7 +333,7 @@ class Miner(Merging):
     def apply_seal(self, me: Member, step: int) -> None:
         log, stage = self.state.sealed[step], self.local.restored_stage
         assert stage is not None
-        if step not in self.sim.steps and self.sim.demands_effect:
+        if not self.sim.has_effect(self.state, step) and self.sim.demands_effect:
             raise Bad("update before its seal is effective")
         group = st.group_of(self.state, stage)
         hashes = [log.groups[group].hashes[p] for p in st.partitions_of(self.state, group, stage)]
