@@ -95,7 +95,7 @@ class Slices:
             raise InputError(f"a slice of partition {frame.partition}, which this stage doesn't hold")
         if frame.packing not in ("bytes", "bits"):
             raise InputError(f"a slice packed as {frame.packing!r}")
-        if not 0 < frame.num_items <= self._context.plan.config.pipeline.microbatches:
+        if not 0 < frame.num_items <= self._context.plan.config.num_items:
             raise InputError(f"a slice of {frame.num_items} microbatches")
         expected = merge.slice_bytes(frame.partition, frame.num_items, packed=frame.packing == "bits")
         if size_bytes != expected:

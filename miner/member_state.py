@@ -200,7 +200,7 @@ class StateWork:
         context.local.end_step(step, first)
         context.slices.clear()
         context.merged.clear()
-        context.cache.drop_received(step, context.plan.config.pipeline.microbatches)
+        context.cache.drop_received(step, context.plan.config.num_items)
         context.cache.drop_before(min(first, step + 1))
         context.background(context.sources.holdings.tidy())
 

@@ -34,7 +34,7 @@ def _plan(state: RunState, watch: Watch) -> list[Decision]:
         return []
     event = ev.StepPlanned(
         step=step,
-        num_training=config.pipeline.microbatches if step < last else 0,
+        num_training=config.num_items if step < last else 0,
         num_evaluation=num_evaluation,
         scalars=step_scalars(config, step) if CALIBRATION_STEP < step < last else None,
     )
@@ -97,7 +97,7 @@ def step_sealed(state: RunState, work: StepWork) -> ev.StepSealed:
         norm_bits=fp64_bits(norm),
         coefficient_bits=coefficient_bits,
         loss_bits=fp64_bits(mean_loss(state, work)),
-        tokens=num_counted * config.pipeline.microbatch_rows * config.data.sequence_length,
+        tokens=num_counted * config.tokens_per_item,
         evaluation=st.evaluation_losses(state),
     )
 

@@ -303,7 +303,7 @@ def facts_of(config: RunConfig, cuts: tuple[int, ...], units: ModelUnits) -> Run
         stages=tuple((first, end - 1) for first, end in pairwise((*cuts, units.num_layers))),
         num_parameters=units.num_parameters,
         microbatches=pipeline.microbatches,
-        tokens_per_step=pipeline.microbatches * pipeline.microbatch_rows * config.data.sequence_length,
+        tokens_per_step=config.tokens_per_step,
         flops_per_token=sum(units.unit_flops_per_token),
         boundaries=pipeline.boundaries,
         boundary_code=pipeline.boundary_code,

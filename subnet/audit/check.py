@@ -145,7 +145,7 @@ def _check_log(plan: ModelPlan, log: LogStep, own: Sequence[int]) -> None:
     _require(
         log.scalars is None or _on_schedule(plan, log.step, log.scalars), f"{what}: scalars off the run's schedule"
     )
-    _require(1 <= log.num_counted <= plan.config.pipeline.microbatches, f"{what}: {log.num_counted} microbatches")
+    _require(1 <= log.num_counted <= plan.config.num_items, f"{what}: {log.num_counted} microbatches")
     _require(0 <= log.coefficient_bits < 1 << 32, f"{what}: the coefficient is no fp32")
     _require(sorted(index for index, *_ in log.partitions) == [*own], f"{what}: not the stage's partitions")
     named = [value for _, hash_, blob, _ in log.partitions for value in (hash_, blob)]
@@ -159,7 +159,7 @@ def _check_partial(case: Case, plan: ModelPlan, partial: PartialCase, own: Seque
     _require(commitment.member == partial.member and commitment.stage == case.stage, f"{who} is committed by another")
     _require(bool(partial.items), f"{who} has no items")
     _require(tuple(i.microbatch for i in partial.items) == commitment.microbatches, f"{who}: items aren't its m-set")
-    count = plan.config.pipeline.microbatches
+    count = plan.config.num_items
     _require(all(0 <= m < count for m in commitment.microbatches), f"{who}: a microbatch outside of [0, {count})")
     _require(sorted(index for index, _ in commitment.hashes) == [*own], f"{who}: slices of other partitions")
     _require(all(is_blob_hash(value) for _, value in commitment.hashes), f"{who}: a slice without a hash")
@@ -182,7 +182,7 @@ def _on_schedule(plan: ModelPlan, step: int, told: StepScalars) -> bool:
 
 
 def _check_skipped(case: Case, plan: ModelPlan) -> None:
-    count = plan.config.pipeline.microbatches
+    count = plan.config.num_items
     _distinct(case.skipped, "skipped microbatches")
     _require(all(0 <= m < count for m in case.skipped), f"a skipped microbatch outside of [0, {count})")
     done = {m for partial in case.partials for m in partial.commitment.microbatches}
@@ -195,9 +195,7 @@ def _check_ends(value: str, is_end: bool, what: str) -> None:
 
 def _check_merge(case: Case, plan: ModelPlan, merge: MergeCase, own: Sequence[int]) -> None:
     _require(merge.group == plan.layout.group_of_stage[case.stage], "the merge is another group's")
-    _require(
-        1 <= merge.total_items <= plan.config.pipeline.microbatches, f"a merge of {merge.total_items} microbatches"
-    )
+    _require(1 <= merge.total_items <= plan.config.num_items, f"a merge of {merge.total_items} microbatches")
     seed_ok = len(merge.seed) % 2 == 0 and len(merge.seed) <= MAX_SEED_DIGITS and _is_hex(merge.seed)
     _require(seed_ok, "the merge's seed is no hexadecimal number")
     _distinct([one.partition for one in merge.merged], "merged partitions")
@@ -208,7 +206,7 @@ def _check_merge(case: Case, plan: ModelPlan, merge: MergeCase, own: Sequence[in
         squares_ok = 0 < len(one.squares) <= MAX_SQUARES_DIGITS and _is_hex(one.squares)
         _require(squares_ok and one.size_bytes >= 0, f"{what}: squares or size are no numbers")
     summed = sum(len(partial.items) for partial in case.partials)
-    counted = plan.config.pipeline.microbatches - len(case.skipped)
+    counted = plan.config.num_items - len(case.skipped)
     _require(merge.total_items == counted, f"{merge.total_items} microbatches in the merge, {counted} aren't skipped")
     within = summed == merge.total_items if merge.whole else summed <= merge.total_items
     _require(within, f"{summed} microbatches in the partials, {merge.total_items} in the merge")

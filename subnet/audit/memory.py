@@ -47,7 +47,7 @@ def replay_memory(plan: ModelPlan, stage: int) -> StageMemory:
     sections = [layout.sections[index] for index in layout.stage_sections[stage]]
     elements, blocks = sum(s.num_elements for s in sections), sum(s.num_blocks for s in sections)
     sizes = [
-        slice_size(layout.sections[p.section], p, plan.config.pipeline.microbatches)
+        slice_size(layout.sections[p.section], p, plan.config.num_items)
         for p in layout.groups[layout.group_of_stage[stage]].partitions
         if p.section in layout.stage_sections[stage]
     ]

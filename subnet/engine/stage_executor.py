@@ -240,7 +240,7 @@ class StageExecutor:
         return BackwardResult(output, loss_bits, stats, self._clock.now_s() - began)
 
     def _is_training(self, item: ItemKey) -> bool:
-        return item.microbatch < self.plan.config.pipeline.microbatches
+        return item.microbatch < self.plan.config.num_items
 
     def _check_item(self, item: ItemKey) -> StageModule:
         """The module with the weights that the item is computed from; graphs whose weights are gone are dropped."""

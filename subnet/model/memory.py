@@ -188,7 +188,7 @@ def stage_slice_bytes(plan: ModelPlan, stage: int) -> int:
     """W: bytes of the merged gradient of all that a stage holds."""
     layout = plan.layout
     sections = (layout.sections[index] for index in layout.stage_sections[stage])
-    return sum(slice_bytes(plan, section, plan.config.pipeline.microbatches) for section in sections)
+    return sum(slice_bytes(plan, section, plan.config.num_items) for section in sections)
 
 
 def boundary_bytes(plan: ModelPlan) -> int:
@@ -206,7 +206,8 @@ def routing_bytes(plan: ModelPlan) -> int:
 def made_bytes(plan: ModelPlan, stage: int, replicas: int) -> int:
     """Boundaries that one of so many replicas makes in a step, and keeps for audits; with a whole number of microbatches."""
     directions = (not plan.is_first(stage)) + (not plan.is_last(stage))
-    return directions * -(-plan.config.pipeline.microbatches // replicas) * boundary_bytes(plan)
+    config = plan.config
+    return directions * -(-config.num_items // replicas) * config.parts_per_item * boundary_bytes(plan)
 
 
 def boundary_bytes_per_token(plan: ModelPlan) -> float:
@@ -257,7 +258,7 @@ def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) ->
     graph, in_flight = graph_bytes(plan, stage), graphs_in_flight(plan, stage)
     retained = max(graph, min(graph * in_flight, given.graph_memory_bytes))
     directions = (not plan.is_first(stage)) + (not plan.is_last(stage))
-    own_items = -(-plan.config.pipeline.microbatches // given.replicas)
+    own_items = -(-plan.config.num_items // given.replicas) * plan.config.parts_per_item
     step_blobs = directions * own_items * boundary_bytes(plan)
     blobs = max(step_blobs, min(step_blobs * (given.kept_steps + 1), given.boundary_memory_bytes))
     waiting = directions * WAITING_INPUTS * boundary_bytes(plan)

@@ -230,13 +230,13 @@ def apply_step_planned(state: RunState, event: ev.StepPlanned) -> None:
     require(event.step == due, f"step {event.step} is planned where {due} is due")
     run: RunConfig = config(state)
     last = end_step(state)
-    wanted = 0 if event.step == last else run.pipeline.microbatches
+    wanted = 0 if event.step == last else run.num_items
     require(event.step <= last, f"step {event.step} is beyond the run")
     require(not state.paused, f"step {event.step} is planned while the run is paused")
     require(may_plan(state, event.step), f"step {event.step} is planned before its audits have kept up")
     require(event.num_training == wanted, f"step {event.step} has {event.num_training} microbatches, not {wanted}")
     require((event.scalars is None) == (event.step == CALIBRATION_STEP or wanted == 0), "scalars where none belong")
-    first = run.pipeline.microbatches
+    first = run.num_items
     names = [*range(event.num_training), *range(first, first + event.num_evaluation)]
     stages = range(num_stages(state))
     work = StepWork(

@@ -156,10 +156,20 @@ class PipelineSection(_Section, frozen=True):
 
 
 class LanesSection(_Section, frozen=True):
+    """Local steps (docs/lanes.md): a step of the run is a round, in which each lane makes ``inner_steps`` updates of its own."""
+
     count: int = 1
+    """Fixed trajectories of a round, whose pseudo-gradients are merged. 1 and ``inner_steps`` 1: none, a merge each step."""
+    inner_steps: int = 1
+    """Optimizer steps of a lane between two merges, of ``pipeline.microbatches`` microbatches each."""
 
     def __post_init__(self) -> None:
-        _check(self.count == 1, "lanes.count", self.count, "1")
+        _check(1 <= self.count <= 1024, "lanes.count", self.count, "1 to 1024")
+        _check(1 <= self.inner_steps <= 4096, "lanes.inner_steps", self.inner_steps, "1 to 4096")
+
+    @property
+    def on(self) -> bool:
+        return self.count > 1 or self.inner_steps > 1
 
 
 class PrecisionSection(_Section, frozen=True):
@@ -306,19 +316,34 @@ class RunConfig(_Section, frozen=True):
     def __post_init__(self) -> None:
         rows, seq = self.pipeline.microbatch_rows, self.data.sequence_length
         _check(
-            self.pipeline.microbatches * self.qmax < 2**24,
+            self.num_items * self.qmax < 2**24,
             "merge.qmax · pipeline.microbatches",
-            self.pipeline.microbatches * self.qmax,
+            self.num_items * self.qmax,
             "below 2^24, so that fp32 adds whole numbers exactly",
         )
+        _check(
+            self.parts_per_item <= 2**14, "lanes.inner_steps · pipeline.microbatches", self.parts_per_item, "to 16384"
+        )
+        delayed = self.lanes.on and self.pipeline.update_delay > 0
+        _check(not delayed, "pipeline.update_delay", self.pipeline.update_delay, "0 with [lanes]")
         _check(
             rows * seq <= 2**22, "pipeline.microbatch_rows · data.sequence_length", rows * seq, "at most 2^22 tokens"
         )
 
     @property
+    def num_items(self) -> int:
+        """Training items of a step, whose gradients are merged: its microbatches, or with lanes its lanes."""
+        return self.lanes.count if self.lanes.on else self.pipeline.microbatches
+
+    @property
+    def parts_per_item(self) -> int:
+        """Microbatches that an item is computed of: 1, or with lanes all those of a lane's inner steps."""
+        return self.lanes.inner_steps * self.pipeline.microbatches if self.lanes.on else 1
+
+    @property
     def qmax(self) -> int:
         """The bound of one microbatch's integers, chosen where the file says 0."""
-        return self.merge.qmax or default_qmax(self.pipeline.microbatches)
+        return self.merge.qmax or default_qmax(self.num_items)
 
     @property
     def num_evaluation_items(self) -> int:
@@ -341,5 +366,8 @@ class RunConfig(_Section, frozen=True):
 
     @property
     def tokens_per_step(self) -> int:
-        p = self.pipeline
-        return p.microbatches * p.microbatch_rows * self.data.sequence_length
+        return self.num_items * self.tokens_per_item
+
+    @property
+    def tokens_per_item(self) -> int:
+        return self.parts_per_item * self.pipeline.microbatch_rows * self.data.sequence_length

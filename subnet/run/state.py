@@ -164,7 +164,8 @@ def num_stages(state: RunState) -> int:
 
 
 def num_microbatches(state: RunState) -> int:
-    return config(state).pipeline.microbatches
+    """Training items of a step: with lanes the lanes."""
+    return config(state).num_items
 
 
 def group_of(state: RunState, stage: int) -> int:

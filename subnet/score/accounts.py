@@ -22,7 +22,7 @@ MOST_FLOPS = 1e30
 def item_flops(planned: ev.RunPlanned) -> list[float]:
     """FLOPs of one microbatch, forward and backward, by stage; what isn't a number counts nothing."""
     units, cuts = [finite(flops, MOST_FLOPS) for flops in planned.unit_flops_per_token], planned.cuts
-    tokens = planned.config.pipeline.microbatch_rows * planned.config.data.sequence_length
+    tokens = planned.config.tokens_per_item
     ends = (*cuts[1:], len(units) - 2)
     own = [list(units[1 + lo : 1 + hi]) for lo, hi in zip(cuts, ends, strict=True)]
     own[0].insert(0, units[0])

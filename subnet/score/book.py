@@ -191,7 +191,7 @@ class RunBook:
     def _planned(self, event: ev.RunPlanned) -> None:
         data, audit = self._data, event.config.audit
         data.run_id, data.accounts.stage_flops = event.run_id, item_flops(event)
-        data.microbatches = event.config.pipeline.microbatches
+        data.microbatches = event.config.num_items
         data.settle_after = (audit.open_windows + 2) * audit.window_steps if audit.on else 0
 
     def _term(self, event: ev.TermStarted) -> None:
