@@ -5,7 +5,7 @@ Nothing here speaks to anybody; blobs are left as files in a directory the calle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from subnet.model.data import check_data
 from subnet.model.plan import ModelPlan
 from subnet.model.pretrained import PretrainedDirectory
 from subnet.model.registry import Architecture, check_run, load_architecture, plan_model
-from subnet.model.snapshots import SnapshotManifest, array_bytes, store_tensor
+from subnet.model.snapshots import KINDS, SnapshotManifest, array_bytes, store_tensor
 from subnet.numerics.layout import TensorSpec
 from subnet.numerics.roots import leaf_hash
+from subnet.numerics.state_arrays import LIMIT_BEFORE, state_kinds
 from subnet.run.config import DataSection, RunConfig
 from subnet.store.disk import atomic_write
 from subnet.words import BlobHash
@@ -153,18 +154,24 @@ def write_snapshot(plan: ModelPlan, source: PretrainedDirectory | None, director
         if not (directory / blob).exists():
             atomic_write(directory / blob, data, durable=False)
 
+    kinds = initial_kinds(plan.config)
+    none = dict.fromkeys(kinds)
     entries = tuple(
-        store_tensor(spec, {"weight": weight}, zero_state_leaf(spec, weight), put)
+        store_tensor(spec, {**none, "weight": weight}, zero_state_leaf(spec, weight, kinds), put)
         for spec, weight in _initial(plan, source)
     )
     return SnapshotManifest(0, entries)
 
 
-def zero_state_leaf(spec: TensorSpec, weight: memoryview) -> bytes:
-    """The leaf of a tensor before its first update: moments and scale state are zero."""
-    moment = bytes(array_bytes(spec, "exp_avg"))
-    scale = bytes(array_bytes(spec, "decayed"))
-    return leaf_hash(spec.name, spec.shape, weight, moment, moment, scale, scale)
+def initial_kinds(config: RunConfig) -> tuple[str, ...]:
+    """The arrays of a state that isn't calibrated."""
+    return tuple(kind for kind in state_kinds(config) if kind != LIMIT_BEFORE)
+
+
+def zero_state_leaf(spec: TensorSpec, weight: memoryview, kinds: Sequence[str] = KINDS) -> bytes:
+    """The leaf of a tensor before its first update: all but its weights is zero."""
+    zeros = (bytes(array_bytes(spec, kind)) for kind in kinds if kind != "weight")
+    return leaf_hash(spec.name, spec.shape, weight, *zeros)
 
 
 def _initial(plan: ModelPlan, source: PretrainedDirectory | None) -> Iterator[tuple[TensorSpec, memoryview]]:

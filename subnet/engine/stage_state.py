@@ -16,25 +16,25 @@ from torch import Tensor
 from subnet.errors import HashMismatch, InputError
 from subnet.model.plan import ModelPlan
 from subnet.model.snapshots import (
-    ALL_KINDS,
-    KINDS,
-    LIMIT_BEFORE,
-    PER_BLOCK,
     BlobSink,
     BlobSource,
     SnapshotManifest,
     TensorEntry,
     check_manifest,
     fill_array,
+    kinds_of,
     store_tensor,
 )
 from subnet.model.stage import StageModule, build_stage
 from subnet.numerics.fixed_point import exponents, update_scales
 from subnet.numerics.layout import Section, TensorSpan, TensorSpec, stage_names
-from subnet.numerics.optimizer import adamw_update_
+from subnet.numerics.optimizer import update_
 from subnet.numerics.roots import leaf_hash, stage_root
+from subnet.numerics.state_arrays import ARRAYS, LIMIT_BEFORE, state_kinds
 from subnet.run.schedule import StepScalars
 from subnet.words import CALIBRATION_STEP
+
+_DTYPES = {"f4": torch.float32, "i1": torch.int8, "u1": torch.uint8}
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class StageState:
         self.version_before: int | None = None
         """The version whose weights are still there beside the newest ones."""
         self._delay = plan.config.pipeline.update_delay
+        self._arrays = state_kinds(plan.config)
         self._buffers: dict[int, _Buffers] = {}
         self._where: dict[str, tuple[int, TensorSpan]] = {}
         self._exponents: dict[int, Tensor] | None = None
@@ -88,13 +89,10 @@ class StageState:
             self._swap_weights()
 
     @property
-    def _arrays(self) -> tuple[str, ...]:
-        return ALL_KINDS if self._delay else KINDS
-
-    @property
     def kinds(self) -> tuple[str, ...]:
-        """The arrays of a tensor that make up its state: before calibration there are no scales to keep."""
-        return self._arrays if self._exponents is not None else KINDS
+        """The arrays of a tensor that make up its state: before calibration there are no scales of a state before."""
+        calibrated = self._exponents is not None
+        return self._arrays if calibrated else tuple(kind for kind in self._arrays if kind != LIMIT_BEFORE)
 
     def _bound_module(self) -> StageModule:
         module = build_stage(self.plan, self.stage)
@@ -106,13 +104,14 @@ class StageState:
             buffers.arrays["weight"], self._spare[index] = self._spare[index], buffers.arrays["weight"]
 
     def _empty(self, section: Section, kind: str) -> Tensor:
-        size = section.num_blocks if kind in PER_BLOCK else section.num_elements
-        return torch.zeros(size, dtype=torch.float32, device=self.device)
+        array = ARRAYS[kind]
+        size = section.num_blocks if array.per_block else section.num_elements
+        return torch.zeros(size, dtype=_DTYPES[array.dtype], device=self.device)
 
     def _view(self, kind: str, name: str) -> Tensor:
         index, span = self._where[name]
         flat = self._buffers[index].arrays[kind]
-        if kind in PER_BLOCK:
+        if ARRAYS[kind].per_block:
             return flat[span.block_start : span.block_start + span.num_blocks]
         return flat[span.element_start : span.element_start + span.num_elements]
 
@@ -180,9 +179,14 @@ class StageState:
     def load(self, manifest: SnapshotManifest, get: BlobSource) -> None:
         """State of a snapshot: every chunk is checked against its hash, every tensor against its leaf."""
         entries = check_manifest(manifest, self.specs)
+        for name, entry in entries.items():
+            if {*kinds_of(entry), LIMIT_BEFORE} != {*self._arrays, LIMIT_BEFORE}:
+                raise InputError(
+                    f"the snapshot's {name} is the state of another optimizer: {', '.join(kinds_of(entry))}"
+                )
 
         def fill(spec: TensorSpec, kind: str, target: Tensor) -> None:
-            host = target if target.device.type == "cpu" else torch.empty(target.shape, dtype=torch.float32)
+            host = target if target.device.type == "cpu" else torch.empty(target.shape, dtype=target.dtype)
             refs = entries[spec.name].arrays.get(kind, ())
             fill_array(refs, host.numpy().data, get, what=f"{spec.name}.{kind}")
             if host is not target:
@@ -238,15 +242,14 @@ class StageState:
             for index, buffers in self._buffers.items():
                 arrays, given, exponents_used = buffers.arrays, merged[index], scales[index]
                 if given.values is not None and scalars is not None and exponents_used is not None:
-                    adamw_update_(
+                    update_(
                         buffers.section,
-                        arrays["weight"],
-                        arrays["exp_avg"],
-                        arrays["exp_avg_sq"],
+                        arrays,
                         given.values,
                         exponents_used,
                         coefficient_bits,
                         scalars,
+                        self.plan.config.optimizer,
                     )
                 decayed, limit = update_scales(
                     buffers.section, arrays["decayed"], arrays["limit"], given.maxima, first=step == CALIBRATION_STEP

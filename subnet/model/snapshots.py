@@ -1,7 +1,7 @@
 """A state as content-addressed chunks: what is put together from them is, byte for byte, what was cut. No torch here.
 
-An array's bytes are fp32, little-endian, row-major. An empty tuple of chunks stands for zeros: snapshot 0 has weights
-only.
+Which arrays a tensor has: :mod:`subnet.numerics.state_arrays`. An empty tuple of chunks stands for zeros: snapshot 0 has
+weights only.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from blake3 import blake3
 from subnet.errors import HashMismatch, InputError
 from subnet.model.plan import ModelPlan
 from subnet.numerics.layout import TensorSpec
+from subnet.numerics.state_arrays import ARRAYS, LIMIT_BEFORE, MOMENTS, SCALES, ordered
 from subnet.words import BlobHash
 
 CHUNK_BYTES = 32 << 20
 """Bytes of a chunk at most; all but an array's last have exactly this many."""
 
-KINDS = ("weight", "exp_avg", "exp_avg_sq", "decayed", "limit")
-"""The arrays of a tensor, in the order in which its leaf hashes them; the last two have one number per block."""
-
-LIMIT_BEFORE = "limit_before"
-"""With ``update_delay`` 1, behind them: the limits of the state before, whose scales the next merged gradient has."""
+KINDS = ("weight", *MOMENTS, *SCALES)
+"""The arrays of a tensor under AdamW, in the order in which its leaf hashes them; the last two have one number per block."""
 
 ALL_KINDS = (*KINDS, LIMIT_BEFORE)
-PER_BLOCK = ("decayed", "limit", LIMIT_BEFORE)
+_ALWAYS = frozenset(("weight", *SCALES))
 
 LIMIT_MANIFEST_BYTES = 32 << 20
 
@@ -64,7 +62,7 @@ class SnapshotManifest(msgspec.Struct, frozen=True):
 
 def kinds_of(entry: TensorEntry) -> tuple[str, ...]:
     """The arrays that an entry has, in the order of its leaf."""
-    return ALL_KINDS if LIMIT_BEFORE in entry.arrays else KINDS
+    return ordered(entry.arrays)
 
 
 class BlobSink(Protocol):
@@ -81,7 +79,7 @@ class BlobSource(Protocol):
 
 def array_bytes(spec: TensorSpec, kind: str) -> int:
     """Bytes of a tensor's array."""
-    return 4 * (spec.num_blocks if kind in PER_BLOCK else spec.num_elements)
+    return ARRAYS[kind].num_bytes(spec)
 
 
 def cut_array(data: memoryview, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[ChunkRef, memoryview]]:
@@ -93,9 +91,10 @@ def cut_array(data: memoryview, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tupl
 
 
 def store_tensor(spec: TensorSpec, arrays: Mapping[str, memoryview | None], leaf: bytes, put: BlobSink) -> TensorEntry:
-    """Hand every chunk to ``put`` and describe the tensor; None (or a missing kind) stands for zeros."""
+    """Hand every chunk to ``put`` and describe the tensor; None stands for zeros, and so do AdamW's arrays where only the
+    weights are given."""
     refs: dict[str, tuple[ChunkRef, ...]] = {}
-    for kind in ALL_KINDS if LIMIT_BEFORE in arrays else KINDS:
+    for kind in KINDS if set(arrays) == {"weight"} else ordered(arrays):
         data = arrays.get(kind)
         chunks: list[ChunkRef] = []
         if data is not None:
@@ -144,7 +143,8 @@ def check_manifest(manifest: SnapshotManifest, specs: Iterable[TensorSpec]) -> d
     if [entry.name for entry in manifest.entries] != [spec.name for spec in specs]:
         raise InputError("the snapshot's tensors are not those of the plan, in canonical order")
     for entry, spec in zip(manifest.entries, specs, strict=True):
-        if entry.shape != spec.shape or set(entry.arrays) != set(kinds_of(entry)) or len(entry.leaf) != 32:
+        known = set(entry.arrays) == set(kinds_of(entry)) and set(entry.arrays) >= _ALWAYS
+        if entry.shape != spec.shape or not known or len(entry.leaf) != 32:
             raise InputError(f"the snapshot's entry {spec.name} doesn't fit the plan")
         for kind, refs in entry.arrays.items():
             if refs and sum(ref.size_bytes for ref in refs) != array_bytes(spec, kind):

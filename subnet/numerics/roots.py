@@ -1,6 +1,6 @@
 """State roots of `docs/arithmetic.md` §9: a run's state as one hash that knows of no cuts, fleet, run, branch or term.
 
-Takes buffers (little-endian fp32, contiguous); no torch, no layout.
+Takes buffers (little-endian, contiguous); no torch, no layout.
 """
 
 from __future__ import annotations
@@ -14,26 +14,17 @@ from blake3 import blake3
 Buffer = bytes | bytearray | memoryview
 
 
-def leaf_hash(
-    name: str,
-    shape: Sequence[int],
-    weight: Buffer,
-    exp_avg: Buffer,
-    exp_avg_sq: Buffer,
-    decayed: Buffer,
-    limit: Buffer,
-    *limit_before: Buffer,
-) -> bytes:
-    """The leaf of one tensor: its name, shape, values, moments and scale state.
+def leaf_hash(name: str, shape: Sequence[int], weight: Buffer, *arrays: Buffer) -> bytes:
+    """The leaf of one tensor: its name, shape, values, and the other arrays of its state in their order.
 
-    ``limit_before``: one more of those, in runs with ``update_delay`` 1.
+    Which they are, and in which order: :mod:`subnet.numerics.state_arrays`.
     """
     hasher = blake3(b"iota/leaf/1\0" + name.encode() + b"\0" + struct.pack(f"<{1 + len(shape)}Q", len(shape), *shape))
     size = 4 * math.prod(shape)
-    for index, buffer in enumerate((weight, exp_avg, exp_avg_sq, decayed, limit, *limit_before)):
+    for index, buffer in enumerate((weight, *arrays)):
         view = memoryview(buffer).cast("B")
-        if index < 3 and len(view) != size:
-            raise ValueError(f"a buffer of {name} has {len(view)} bytes instead of {size}")
+        if index == 0 and len(view) != size:
+            raise ValueError(f"the weights of {name} have {len(view)} bytes instead of {size}")
         hasher.update(struct.pack("<Q", len(view)))
         hasher.update(view)
     return hasher.digest()

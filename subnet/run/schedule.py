@@ -18,7 +18,7 @@ SQUARES_BIAS = 128
 """Square-sums are whole numbers: sum of Q^2 * 4^(k + 128), so that exponents down to -128 need no fractions."""
 
 
-class StepScalars(msgspec.Struct, frozen=True):
+class StepScalars(msgspec.Struct, frozen=True, omit_defaults=True):
     """The optimizer's scalars of one step, each the bit pattern of an fp32 (see :func:`bits_fp32`)."""
 
     lr: int
@@ -31,7 +31,25 @@ class StepScalars(msgspec.Struct, frozen=True):
     bias_correction2: int
     decay: int
     decays: bool
-    """Whether tensors of two or more dimensions are multiplied by ``decay``."""
+    """Whether what decays (matrices, by the run's decay groups) is multiplied by ``decay``."""
+    momentum: int = 0
+    one_minus_momentum: int = 0
+    """Muon's; 0 without it."""
+
+
+class Terms(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What the run's owner has said of its steps: in force for updates from ``first_step`` on, until the next terms."""
+
+    first_step: int = 0
+    steps: int = 0
+    """Length of the schedule; 0: the run file's."""
+    lr_factor: float = 1.0
+    """Times the schedule."""
+    lr_value: float = 0.0
+    """Instead of the schedule, where it is above 0."""
+
+
+AS_FILED = Terms()
 
 
 def fp32_bits(value: float) -> int:
@@ -49,25 +67,51 @@ def bits_fp32(bits: int) -> float:
     return float(struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
-def learning_rate(config: RunConfig, step: int) -> float:
-    """lr(step) in fp64: linear warm-up, then the schedule."""
+def learning_rate(config: RunConfig, step: int, terms: Terms = AS_FILED) -> float:
+    """lr(step) in fp64: linear warm-up, then the schedule; beyond its length it stays where it ended."""
+    if terms.lr_value > 0:
+        return terms.lr_value
+    scheduled = _scheduled(config, step, terms.steps or config.run.steps)
+    return scheduled if terms.lr_factor == 1.0 else scheduled * terms.lr_factor
+
+
+def _scheduled(config: RunConfig, step: int, steps: int) -> float:
     top, schedule = config.optimizer.learning_rate, config.schedule
     if step < schedule.warmup_steps:
         return top * (step + 1) / schedule.warmup_steps
     if schedule.kind == "constant":
         return top
-    progress = (step - schedule.warmup_steps) / max(1, config.run.steps - schedule.warmup_steps)
-    final = schedule.final_fraction
-    return top * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
+    begins = schedule.warmup_steps
+    if schedule.kind == "wsd":
+        begins = max(begins, steps - decay_steps(config, steps))
+    progress = min(1.0, max(0, step - begins) / max(1, steps - begins))
+    return top * (schedule.final_fraction + (1 - schedule.final_fraction) * _left(config, progress))
 
 
-def step_scalars(config: RunConfig, step: int) -> StepScalars:
+def _left(config: RunConfig, progress: float) -> float:
+    """1 where the fall begins, 0 at its end."""
+    schedule = config.schedule
+    if schedule.kind == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    if schedule.kind == "wsd" and schedule.decay_shape == "sqrt":
+        return 1 - math.sqrt(progress)
+    return 1 - progress
+
+
+def decay_steps(config: RunConfig, steps: int) -> int:
+    """Steps at the end of so many in which ``wsd`` falls."""
+    schedule = config.schedule
+    return schedule.decay_steps or max(1, math.floor(schedule.decay_fraction * steps + 0.5))
+
+
+def step_scalars(config: RunConfig, step: int, terms: Terms = AS_FILED) -> StepScalars:
     """The scalars of update ``step`` (0 is the first), each rounded once from fp64."""
     if step < 0:
         raise InputError(f"step {step} has no update")
     optimizer = config.optimizer
     beta1, beta2 = optimizer.betas
-    lr = learning_rate(config, step)
+    lr = learning_rate(config, step, terms)
+    muon = optimizer.kind == "muon"
     return StepScalars(
         lr=fp32_bits(lr),
         beta1=fp32_bits(beta1),
@@ -79,6 +123,8 @@ def step_scalars(config: RunConfig, step: int) -> StepScalars:
         bias_correction2=fp32_bits(1 - beta2 ** (step + 1)),
         decay=fp32_bits(1 - lr * optimizer.weight_decay),
         decays=optimizer.weight_decay > 0,
+        momentum=fp32_bits(optimizer.momentum) if muon else 0,
+        one_minus_momentum=fp32_bits(1 - optimizer.momentum) if muon else 0,
     )
 
 
