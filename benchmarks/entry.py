@@ -39,6 +39,8 @@ class Entry:
     limit_used: Floats = field(default_factory=lambda: np.zeros(0, F32))
     weight_used: Tensor = field(default_factory=lambda: torch.empty(0))
     """Of the state that the next gradients are of: ``limit`` and ``weight``, or with a delay those before them (§12)."""
+    codes: dict[str, NDArray[Any]] = field(default_factory=lambda: {})
+    """With 8-bit moments, what of them is kept; ``m`` and ``v`` are then only there during an update."""
 
     def views(self, tensor: Tensor) -> Iterator[tuple[Tensor, slice]]:
         """Views (row, block, element) of ``tensor``, each with the block columns that it covers."""

@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from benchmarks.entry import BLOCK, F32, Entry, Floats, scalar
 from benchmarks.measuring import Measured, Measurement
+from benchmarks.reference_optimizers import begin, update
 from benchmarks.rounding import cut_for
 from benchmarks.setting import build_model, draw, holdout_rows, learning_rate, norm_start, training_rows
 from subnet.errors import InputError
@@ -95,9 +96,9 @@ class Reference:
         """Weights of §10, moments zero, no scales yet."""
         for entry in self.entries:
             entry.weight = draw(entry.name, entry.shape, self.config.run.seed, self.deviation, self.norm_start)
-            entry.m, entry.v = torch.zeros(entry.shape), torch.zeros(entry.shape)
             blocks = entry.rows * -(-entry.length // BLOCK)
             entry.decayed, entry.limit = np.zeros(blocks, F32), np.zeros(blocks, F32)
+            begin(self.config, entry)
             entry.limit_used = np.zeros(blocks, F32) if self.delayed else entry.limit
             entry.weight_used = entry.weight.clone() if self.delayed else entry.weight
         self._compute_with_newest(newest=True)
@@ -229,7 +230,7 @@ class Reference:
                 measured[entry.name] = measurement.result(entry.name, gradient)
             if self.delayed:
                 entry.keep_before()
-            self._adamw(entry, gradient.mul_(scalar(coefficient)), t)
+            update(self.config, entry, gradient.mul_(scalar(coefficient)), t)
             entry.rescale(gathered.maxima[entry.name])
         self.updates = t + 1
         loss, rate = _sum(gathered.losses) / count, learning_rate(self.config, t)
@@ -246,19 +247,6 @@ class Reference:
                     by_exponent[int(k)] = by_exponent.get(int(k), 0) + sum(int(s) for s in part)
         return sum((Fraction(s) * Fraction(4) ** k for k, s in by_exponent.items()), Fraction(0))
 
-    def _adamw(self, entry: Entry, g: Tensor, t: int) -> None:
-        settings, n, rate = self.config.optimizer, t + 1, learning_rate(self.config, t)
-        b1, b2 = settings.betas
-        weight, m, v = entry.weight, entry.m, entry.v
-        m.mul_(scalar(b1)).add_(g * scalar(1 - b1))
-        v.mul_(scalar(b2)).add_((g * g).mul_(scalar(1 - b2)))
-        root = (v / scalar(1 - b2**n)).numpy()
-        np.sqrt(root, out=root)  # rounded as IEEE 754 says; torch's own root on a CPU may be a bit off
-        update = (m / scalar(1 - b1**n)).div_(torch.from_numpy(root).add_(scalar(settings.epsilon)))
-        if len(entry.shape) >= 2 and settings.weight_decay > 0:
-            weight.mul_(scalar(1 - rate * settings.weight_decay))
-        weight.sub_(update.mul_(scalar(rate)))
-
     # §9 and evaluation
 
     def _leaf(self, entry: Entry) -> bytes:
@@ -266,7 +254,7 @@ class Reference:
         digest.update(struct.pack(f"<{1 + len(entry.shape)}Q", len(entry.shape), *entry.shape))
         arrays = {kind: values for kind, values in self._arrays_of(entry).items() if kind != "weight_used"}
         for values in arrays.values():
-            data = np.ascontiguousarray(values, "<f4").tobytes()
+            data = np.ascontiguousarray(values).tobytes()
             digest.update(struct.pack("<Q", len(data)))
             digest.update(data)
         return digest.digest()
@@ -289,12 +277,13 @@ class Reference:
 
     # state in and out
 
-    def _arrays_of(self, entry: Entry) -> dict[str, Floats]:
-        moments = {"weight": entry.weight.numpy(), "m": entry.m.numpy(), "v": entry.v.numpy()}
+    def _arrays_of(self, entry: Entry) -> dict[str, NDArray[Any]]:
+        kept = entry.codes or {"m": entry.m.numpy(), "v": entry.v.numpy()}
+        moments = {"weight": entry.weight.numpy(), **kept}
         used = {"limit_used": entry.limit_used, "weight_used": entry.weight_used.numpy()} if self.delayed else {}
         return {**moments, "decayed": entry.decayed, "limit": entry.limit, **used}
 
-    def arrays(self) -> dict[str, Floats]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         """The state as ``"<tensor>/<weight, m, v, decayed or limit>"`` to array (shared, not copied)."""
         return {f"{e.name}/{kind}": values for e in self.entries for kind, values in self._arrays_of(e).items()}
 

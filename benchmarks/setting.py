@@ -52,14 +52,24 @@ def holdout_rows(config: RunConfig, tokens: NDArray[Any], item: int) -> NDArray[
 
 
 def learning_rate(config: RunConfig, t: int) -> float:
-    schedule, top = config.schedule, config.optimizer.learning_rate
+    """§8."""
+    schedule, top, steps = config.schedule, config.optimizer.learning_rate, config.run.steps
     if t < schedule.warmup_steps:
         return top * (t + 1) / schedule.warmup_steps
     if schedule.kind == "constant":
         return top
-    p = (t - schedule.warmup_steps) / max(1, config.run.steps - schedule.warmup_steps)
+    start = schedule.warmup_steps
+    if schedule.kind == "wsd":
+        falls = schedule.decay_steps or max(1, int(schedule.decay_fraction * steps + 0.5))
+        start = max(start, steps - falls)
+        if t < start:
+            return top
+    p = min(1.0, (t - start) / max(1, steps - start))
     f = schedule.final_fraction
-    return top * (f + (1 - f) * 0.5 * (1 + math.cos(math.pi * p)))
+    if schedule.kind == "cosine":
+        return top * (f + (1 - f) * (0.5 * (1 + math.cos(math.pi * p))))
+    root = schedule.kind == "wsd" and schedule.decay_shape == "sqrt"
+    return top * (f + (1 - f) * (1 - (math.sqrt(p) if root else p)))
 
 
 def build_model(config: RunConfig, model_config: dict[str, Any], *, tied: bool) -> Any:

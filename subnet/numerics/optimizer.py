@@ -195,8 +195,10 @@ def _adamw_(
 
 
 def _adamw_8bit_(section: Section, arrays: Mapping[str, Tensor], merged: Merged, decaying: list[bool]) -> None:
-    """A moment is a whole number and its block's scale: k·|k|·s with k in ±127 for the first, k^4·s with k in 0..255 for the
-    second. What is above 0 in the second never becomes 0, so that no update is divided by epsilon alone.
+    """A moment is a whole number and its block's scale: k^4·s, signed with k in ±127 for the first, k in 0..255 for the second.
+
+    So numbers of a block may differ by five and nine powers of ten. What is above 0 in the second never becomes 0, so that no
+    update is divided by epsilon alone.
     """
     device = merged.values.device
     tiles = tiles_of(section, device)
@@ -206,8 +208,9 @@ def _adamw_8bit_(section: Section, arrays: Mapping[str, Tensor], merged: Merged,
         code, code_sq = (strip_rows(arrays[kind], tile) for kind in ("exp_avg_code", "exp_avg_sq_code"))
         scale, scale_sq = (strip_blocks(arrays[kind], tile) for kind in ("exp_avg_scale", "exp_avg_sq_scale"))
         (a, b), (m, v) = work.of(tile), more.of(tile)
-        m.copy_(code)
-        torch.mul(m, torch.abs(m, out=a), out=m).mul_(scale)
+        b.copy_(code)
+        torch.mul(b, b, out=a)
+        torch.copysign(torch.mul(a, a, out=a), b, out=m).mul_(scale)
         v.copy_(code_sq)
         torch.mul(v, v, out=v)
         torch.mul(v, v, out=v).mul_(scale_sq)
@@ -225,13 +228,17 @@ def _block_scales(largest: Tensor, code_range: float) -> Tensor:
 
 def _encode_(m: Tensor, code: Tensor, scale: Tensor, work: Tensor) -> None:
     torch.abs(m, out=work)
-    scale.copy_(_block_scales(work.amax(dim=1, keepdim=True), float(_CODE_MAX**2)))
-    sqrt_(work.div_(scale)).round_().clamp_(max=_CODE_MAX)
+    _root_codes_(work, scale, _CODE_MAX)
     code.copy_(torch.copysign(work, m, out=work))
 
 
 def _encode_sq_(v: Tensor, code: Tensor, scale: Tensor, work: Tensor) -> None:
-    scale.copy_(_block_scales(v.amax(dim=1, keepdim=True), float(_CODE_SQ_MAX**4)))
-    torch.div(v, scale, out=work)
-    sqrt_(sqrt_(work)).round_().clamp_(max=_CODE_SQ_MAX)
+    work.copy_(v)
+    _root_codes_(work, scale, _CODE_SQ_MAX)
     code.copy_(torch.maximum(work, (v > 0).to(torch.float32)))
+
+
+def _root_codes_(work: Tensor, scale: Tensor, largest: int) -> None:
+    """New block scales, and in place of magnitudes the whole numbers nearest to the fourth roots of what they are in them."""
+    scale.copy_(_block_scales(work.amax(dim=1, keepdim=True), float(largest**4)))
+    sqrt_(sqrt_(work.div_(scale))).round_().clamp_(max=largest)
