@@ -10,18 +10,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-import msgspec
-
-from subnet.errors import ConfigError
-
-
-def _check(ok: bool, key: str, value: object, allowed: str) -> None:
-    if not ok:
-        raise ConfigError(f"{key} = {value!r} is not allowed", hint=f"allowed: {allowed}")
-
-
-class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    pass
+from subnet.run.config_base import Section as _Section
+from subnet.run.config_base import check as _check
+from subnet.run.objective import ObjectiveSection
+from subnet.run.trainable import TrainableSection
 
 
 class RunSection(_Section, frozen=True):
@@ -72,7 +64,10 @@ class ModelSection(_Section, frozen=True):
 
 class DataSection(_Section, frozen=True):
     sources: tuple[str, ...] = ()
-    """Text files, JSONL files (field ``text``) or a directory made by ``iota data prepare``."""
+    """Text files, JSONL files (field ``text``; dialogues where the objective is ``sft``) or a directory made by
+    ``iota data prepare``."""
+    weights: tuple[float, ...] = ()
+    """Each source's share of the training rows; none: all text once an epoch, whatever source it is of."""
     tokenizer: str = ""
     """Path of a ``tokenizer.json``; empty: a byte-level BPE of the model's vocabulary size is trained."""
     sequence_length: int = 128
@@ -82,16 +77,8 @@ class DataSection(_Section, frozen=True):
         _check(8 <= self.sequence_length <= 131_072, "data.sequence_length", self.sequence_length, "8 to 131072")
         ok = 0.0 <= self.holdout_fraction <= 0.5
         _check(ok, "data.holdout_fraction", self.holdout_fraction, "0 to 0.5")
-
-
-class ObjectiveSection(_Section, frozen=True):
-    kind: str = "causal_lm"
-    ce_chunk_tokens: int = 1024
-    """Tokens per piece of the chunked cross-entropy; part of the run's arithmetic."""
-
-    def __post_init__(self) -> None:
-        _check(self.kind == "causal_lm", "objective.kind", self.kind, "causal_lm")
-        _check(1 <= self.ce_chunk_tokens <= 2**20, "objective.ce_chunk_tokens", self.ce_chunk_tokens, "1 to 2^20")
+        ok = all(0 < weight <= 1e6 for weight in self.weights) and len(self.weights) <= 256
+        _check(ok, "data.weights", list(self.weights), "at most 256 numbers above 0, one for each source")
 
 
 class OptimizerSection(_Section, frozen=True):
@@ -325,6 +312,7 @@ class RunConfig(_Section, frozen=True):
     model: ModelSection
     data: DataSection = DataSection()
     objective: ObjectiveSection = ObjectiveSection()
+    trainable: TrainableSection = TrainableSection()
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     pipeline: PipelineSection = PipelineSection()

@@ -96,6 +96,9 @@ _TYPE_WORDS = {
     "str | None": "a text in quotes",
     "tuple[str, ...]": 'a list of texts, for example ["book.txt"]',
     "tuple[float, float]": "a list of two numbers, for example [0.9, 0.95]",
+    "tuple[float, ...]": "a list of numbers, for example [0.7, 0.3]",
+    "tuple[int, ...]": "a list of whole numbers, for example [0, 1]",
+    "<class 'bool'>": "true, false",
     "dict[str, Any] | None": "a table [model.config], or the path of a config.json in quotes",
 }
 
