@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import iota
+from subnet.allocator import with_huge_pages
 from subnet.errors import ConfigError, IotaError
 from subnet.timing import Deadline
 
@@ -75,7 +76,8 @@ class ForkServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+                env=with_huge_pages(os.environ)
+                | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
             )
 
     def request(self, name: str, entry: str, settings: dict[str, Any]) -> Child:

@@ -174,4 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    from subnet.allocator import restart_with_huge_pages
+
+    restart_with_huge_pages()
     sys.exit(main())

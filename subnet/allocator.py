@@ -3,16 +3,23 @@
 glibc raises its mmap threshold with the sizes it sees, so that freed buffers of tens of megabytes stay in the heap between
 activations and fragment it. The fixed threshold lies above the size of activations: at 1 MiB page faults made a forward and
 backward a third slower, at 8 MiB nothing. Elsewhere than on glibc nothing is done.
+
+Huge pages for what is larger are a setting that glibc (2.35 and later) reads when a process begins: where the kernel gives
+them on request, a last stage's item took a sixth less time, for its logits are new memory each time.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
+from collections.abc import Mapping
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 MMAP_THRESHOLD_BYTES = 8 << 20
 TRIM_THRESHOLD_BYTES = 64 << 20
 NUM_ARENAS = 2
+_TUNABLES, _HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 
 
 def bound_heap() -> bool:
@@ -37,3 +44,18 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):
         return
+
+
+def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process whose heap asks for huge pages; what it says of them already stands."""
+    given = environ.get(_TUNABLES, "")
+    if _HUGE_PAGES in given:
+        return dict(environ)
+    return {**environ, _TUNABLES: ":".join(filter(None, (given, f"{_HUGE_PAGES}=1")))}
+
+
+def restart_with_huge_pages() -> None:
+    """Call first thing in a program: it begins again, once, with that environment. Does nothing elsewhere than on Linux."""
+    environ = with_huge_pages(os.environ)
+    if sys.platform == "linux" and environ != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)

@@ -17,6 +17,7 @@ from typing import Any
 from loguru import logger
 
 from subnet import errors
+from subnet.allocator import with_huge_pages
 from subnet.audit.case import Findings
 from subnet.audit.messages import DEFAULT_GRAPH_BYTES, LIMIT_MESSAGE_BYTES, OTHER_SETTINGS, ReplayAnswer, ReplayRequest
 from subnet.errors import InputError, IotaError, Refusal, Refused
@@ -61,7 +62,7 @@ class _Worker:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=_LIMIT_LINE_BYTES,
-            env={**os.environ, "PYTHONPATH": path},
+            env=with_huge_pages(os.environ) | {"PYTHONPATH": path},
         )
         return cls(process)
 
