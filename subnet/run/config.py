@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from subnet.run.config_base import Section as _Section
 from subnet.run.config_base import check as _check
+from subnet.run.lanes import LanesSection
 from subnet.run.objective import ObjectiveSection
 from subnet.run.trainable import TrainableSection
 
@@ -166,23 +167,6 @@ class PipelineSection(_Section, frozen=True):
         _check(self.boundaries in ("straight", "store"), "pipeline.boundaries", self.boundaries, "straight, store")
 
 
-class LanesSection(_Section, frozen=True):
-    """Local steps (docs/lanes.md): a step of the run is a round, in which each lane makes ``inner_steps`` updates of its own."""
-
-    count: int = 1
-    """Fixed trajectories of a round, whose pseudo-gradients are merged. 1 and ``inner_steps`` 1: none, a merge each step."""
-    inner_steps: int = 1
-    """Optimizer steps of a lane between two merges, of ``pipeline.microbatches`` microbatches each."""
-
-    def __post_init__(self) -> None:
-        _check(1 <= self.count <= 1024, "lanes.count", self.count, "1 to 1024")
-        _check(1 <= self.inner_steps <= 4096, "lanes.inner_steps", self.inner_steps, "1 to 4096")
-
-    @property
-    def on(self) -> bool:
-        return self.count > 1 or self.inner_steps > 1
-
-
 class PrecisionSection(_Section, frozen=True):
     compute: str = "fp32"
     num_threads: int = 1
@@ -329,10 +313,10 @@ class RunConfig(_Section, frozen=True):
         rows, seq = self.pipeline.microbatch_rows, self.data.sequence_length
         decay, warmup = self.schedule.decay_steps, self.schedule.warmup_steps
         _check(
-            decay == 0 or decay + warmup <= self.run.steps,
+            decay == 0 or decay + warmup <= self.schedule_steps,
             "schedule.decay_steps",
             decay,
-            f"at most {max(0, self.run.steps - warmup)}: run.steps less schedule.warmup_steps",
+            f"at most {max(0, self.schedule_steps - warmup)}: all optimizer steps less schedule.warmup_steps",
         )
         _check(
             self.num_items * self.qmax < 2**24,
@@ -358,6 +342,16 @@ class RunConfig(_Section, frozen=True):
     def parts_per_item(self) -> int:
         """Microbatches that an item is computed of: 1, or with lanes all those of a lane's inner steps."""
         return self.lanes.inner_steps * self.pipeline.microbatches if self.lanes.on else 1
+
+    @property
+    def schedule_steps(self) -> int:
+        """Optimizer steps that the learning rate's schedule runs over: with lanes the inner ones."""
+        return self.run.steps * self.lanes.inner_steps
+
+    @property
+    def merged_clip_norm(self) -> float:
+        """Bound of the merged gradient's norm; with lanes there is none (0)."""
+        return 0.0 if self.lanes.on else self.optimizer.clip_norm
 
     @property
     def qmax(self) -> int:
