@@ -129,7 +129,7 @@ def test_adamw_is_ieee_fp32_operation_by_operation():
     m, v = np.zeros(entry.shape, f), np.zeros(entry.shape, f)
     for t in range(3):
         g = np.random.default_rng(t).standard_normal(entry.shape, np.float32)
-        reference._adamw(entry, torch.from_numpy(g.copy()), t)
+        update(reference.config, entry, torch.from_numpy(g.copy()), t)
         rate = 5e-3 * (0.1 + (1 - 0.1) * 0.5 * (1 + math.cos(math.pi * (t / 20))))
         m = m * f(0.9) + g * f(1 - 0.9)
         v = v * f(0.95) + (g * g) * f(1 - 0.95)
