@@ -146,6 +146,7 @@ class StageModule(nn.Module):
     def bind(self, weights: Mapping[str, Tensor]) -> list[Leaf]:
         """Make each leaf a parameter that shares the storage of its entry's tensor (but see :class:`Leaf` for bf16).
 
+        A leaf named in ``weights`` has that tensor: a lane's two leaves of tied embeddings part within a round.
         After the tensors changed, :meth:`refresh` must be called.
         """
         leaves: list[Leaf] = []
@@ -154,9 +155,10 @@ class StageModule(nn.Module):
             owner: nn.Module = self.get_submodule(".".join(path[:-1]))
             meta: Tensor = getattr(owner, path[-1])
             trained = path[-1] not in owner._buffers
-            if meta.shape != weights[entry].shape:
-                raise ValueError(f"{entry}: {tuple(weights[entry].shape)} doesn't fit {tuple(meta.shape)}")
-            master = weights[entry].detach()
+            given = weights.get(name, weights[entry])
+            if meta.shape != given.shape:
+                raise ValueError(f"{entry}: {tuple(given.shape)} doesn't fit {tuple(meta.shape)}")
+            master = given.detach()
             cast = self.compute == "bf16" and isinstance(owner, nn.Linear)
             parameter = nn.Parameter(master.to(torch.bfloat16) if cast else master) if trained else master
             setattr(owner, path[-1], parameter)
