@@ -90,7 +90,7 @@ def step_sealed(state: RunState, work: StepWork) -> ev.StepSealed:
     norm, coefficient_bits = 0.0, 0
     if work.step != CALIBRATION_STEP:
         squares = sum(int(seal.squares, 16) for seal in state.seals.values())
-        norm, coefficient_bits = norm_and_coefficient(squares, num_counted, config.optimizer.clip_norm)
+        norm, coefficient_bits = norm_and_coefficient(squares, num_counted, config.merged_clip_norm)
     return ev.StepSealed(
         step=work.step,
         num_counted=num_counted,

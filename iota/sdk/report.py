@@ -185,7 +185,7 @@ class Reader:
         for view in views:
             if view.step < self._done:
                 continue
-            rate = learning_rate(config, view.step) if config is not None else None
+            rate = learning_rate(config, view.step * config.lanes.inner_steps) if config is not None else None
             report = StepReport(
                 view.step + 1, steps, view.loss, view.holdout_loss, view.norm, rate, view.tokens, view.seconds
             )

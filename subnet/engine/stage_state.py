@@ -29,6 +29,7 @@ from subnet.model.stage import StageModule, build_stage
 from subnet.numerics.fixed_point import exponents, update_scales
 from subnet.numerics.layout import Section, TensorSpan, TensorSpec, stage_names
 from subnet.numerics.optimizer import update_
+from subnet.numerics.outer import nesterov_update_
 from subnet.numerics.roots import leaf_hash, stage_root
 from subnet.numerics.state_arrays import ARRAYS, LIMIT_BEFORE, state_kinds
 from subnet.run.schedule import StepScalars
@@ -242,15 +243,7 @@ class StageState:
             for index, buffers in self._buffers.items():
                 arrays, given, exponents_used = buffers.arrays, merged[index], scales[index]
                 if given.values is not None and scalars is not None and exponents_used is not None:
-                    update_(
-                        buffers.section,
-                        arrays,
-                        given.values,
-                        exponents_used,
-                        coefficient_bits,
-                        scalars,
-                        self.plan.config.optimizer,
-                    )
+                    self._update(buffers, given.values, exponents_used, coefficient_bits, scalars)
                 decayed, limit = update_scales(
                     buffers.section, arrays["decayed"], arrays["limit"], given.maxima, first=step == CALIBRATION_STEP
                 )
@@ -263,6 +256,16 @@ class StageState:
         self.num_updates = step + 1
         self.module.refresh()
         self.intact = True
+
+    def _update(
+        self, buffers: _Buffers, values: Tensor, exponents_used: Tensor, coefficient_bits: int, scalars: StepScalars
+    ) -> None:
+        """Of one section: the optimizer's, or with lanes the outer one."""
+        section, arrays, config = buffers.section, buffers.arrays, self.plan.config
+        if config.lanes.on:
+            nesterov_update_(section, arrays, values, exponents_used, coefficient_bits, scalars)
+        else:
+            update_(section, arrays, values, exponents_used, coefficient_bits, scalars, config.optimizer)
 
     def _write_aside(self) -> None:
         """The update changes a copy: the weights before it are still computed with, and graphs of them are kept."""

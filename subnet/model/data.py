@@ -229,7 +229,8 @@ class SampleOrder:
     def __init__(self, config: RunConfig, manifest: DataManifest) -> None:
         self.manifest = manifest
         self.sequence_length = config.data.sequence_length
-        self.num_microbatches = config.pipeline.microbatches
+        self.num_items = config.num_items
+        self.parts_per_item = config.parts_per_item
         self.rows = config.pipeline.microbatch_rows
         self.num_evaluation_items = config.num_evaluation_items
         self.seed = config.run.seed
@@ -242,13 +243,19 @@ class SampleOrder:
     def _shards(self) -> dict[BlobHash, Shard]:
         return {shard.blob: shard for shard in self.manifest.shards}
 
-    def row_indices(self, step: int, microbatch: int) -> list[int]:
-        """Training samples of a microbatch; the calibration step -1 reads the data of step 0."""
-        if not 0 <= microbatch < self.num_microbatches:
-            raise IndexError(f"microbatch {microbatch} of {self.num_microbatches}")
+    def row_indices(self, step: int, microbatch: int, part: int = 1) -> list[int]:
+        """Training samples of an item's microbatch; the calibration step -1 reads the data of step 0.
+
+        With lanes an item (a lane) has parts, 1 to ``parts_per_item``.
+        """
+        if not 0 <= microbatch < self.num_items:
+            raise IndexError(f"item {microbatch} of {self.num_items}")
+        if not 1 <= part <= self.parts_per_item:
+            raise IndexError(f"part {part} of {self.parts_per_item}")
         if not self.num_train_samples:
             raise ConfigError("the training text is shorter than a sample", hint="add text to data.sources")
-        first = (max(step, 0) * self.num_microbatches + microbatch) * self.rows
+        item = max(step, 0) * self.num_items + microbatch
+        first = (item * self.parts_per_item + part - 1) * self.rows
         return [
             permute(i % self.num_train_samples, self.num_train_samples, self.seed, i // self.num_train_samples)
             for i in range(first, first + self.rows)
@@ -261,17 +268,18 @@ class SampleOrder:
         first = evaluation_item * self.rows
         return [i % self.num_holdout_samples for i in range(first, first + self.rows)]
 
-    def _samples(self, item: ItemKey) -> tuple[_StreamIndex, list[int]]:
-        if item.microbatch >= self.num_microbatches:
-            evaluation_item = item.microbatch - self.num_microbatches
+    def _samples(self, item: ItemKey, part: int) -> tuple[_StreamIndex, list[int]]:
+        if item.microbatch >= self.num_items:
+            evaluation_item = item.microbatch - self.num_items
             if evaluation_item >= self.num_evaluation_items:
                 raise IndexError(f"evaluation item {evaluation_item} of {self.num_evaluation_items}")
             return self._holdout, self.holdout_rows(evaluation_item)
-        return self._train, self.row_indices(item.step, item.microbatch)
+        return self._train, self.row_indices(item.step, item.microbatch, max(part, 1))
 
-    def ranges_for(self, item: ItemKey) -> list[tuple[Shard, int]]:
-        """The row groups that :meth:`assemble` needs for an item, each once, in the order of first use."""
-        stream, samples = self._samples(item)
+    def ranges_for(self, item: ItemKey, part: int = 0) -> list[tuple[Shard, int]]:
+        """The row groups that :meth:`assemble` needs for an item (with lanes: a part of it), each once, in the order of
+        first use."""
+        stream, samples = self._samples(item, part)
         needed: dict[tuple[BlobHash, int], tuple[Shard, int]] = {}
         for sample in samples:
             for shard, group, _, _ in stream.pieces(sample * self.sequence_length, self.sequence_length + 1):
@@ -287,10 +295,10 @@ class SampleOrder:
             raise HashMismatch(f"row group {index} of shard {blob[:10]} fails its hash", hint="fetch it again")
 
     def assemble(
-        self, item: ItemKey, row_groups: Mapping[tuple[BlobHash, int], bytes | memoryview]
+        self, item: ItemKey, row_groups: Mapping[tuple[BlobHash, int], bytes | memoryview], part: int = 0
     ) -> npt.NDArray[np.int64]:
         """Tokens of an item's rows, shape (rows, sequence_length + 1), from checked row groups."""
-        stream, samples = self._samples(item)
+        stream, samples = self._samples(item, part)
         rows = np.empty((self.rows, self.sequence_length + 1), dtype=np.int64)
         dtype = self.manifest.token_dtype
         for row, sample in zip(rows, samples, strict=True):

@@ -30,6 +30,9 @@ class StateArray(msgspec.Struct, frozen=True):
 LIMIT_BEFORE = "limit_before"
 """With ``update_delay`` 1: the limits of the state before, whose scales the next merged gradient has."""
 
+OUTER_MOMENTUM = "outer_momentum"
+"""With lanes: Nesterov's, of the merged pseudo-gradients."""
+
 ARRAYS: dict[str, StateArray] = {
     array.kind: array
     for array in (
@@ -40,6 +43,7 @@ ARRAYS: dict[str, StateArray] = {
         StateArray("exp_avg_scale", per_block=True),
         StateArray("exp_avg_sq_code", "u1"),
         StateArray("exp_avg_sq_scale", per_block=True),
+        StateArray(OUTER_MOMENTUM),
         StateArray("decayed", per_block=True),
         StateArray("limit", per_block=True),
         StateArray(LIMIT_BEFORE, per_block=True),
@@ -54,10 +58,18 @@ SCALES = ("decayed", "limit")
 
 
 def state_kinds(config: RunConfig) -> tuple[str, ...]:
-    """The arrays of every tensor's state in this run, in hashing order."""
-    moments = MOMENTS_8BIT if config.optimizer.state_bits == 8 else MOMENTS
+    """The arrays of every tensor's state in this run, in hashing order.
+
+    With lanes the optimizer's own are not among them: every lane begins a round with zeros (:func:`inner_kinds`).
+    """
+    moments = (OUTER_MOMENTUM,) if config.lanes.on else inner_kinds(config)
     behind = (LIMIT_BEFORE,) if config.pipeline.update_delay else ()
     return ("weight", *moments, *SCALES, *behind)
+
+
+def inner_kinds(config: RunConfig) -> tuple[str, ...]:
+    """What the optimizer keeps of a tensor beside its weights: in the state, or with lanes in a lane while it lives."""
+    return MOMENTS_8BIT if config.optimizer.state_bits == 8 else MOMENTS
 
 
 def ordered(kinds: Iterable[str]) -> tuple[str, ...]:

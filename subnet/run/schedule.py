@@ -47,6 +47,8 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Times the schedule."""
     lr_value: float = 0.0
     """Instead of the schedule, where it is above 0."""
+    end: int = 0
+    """Updates of the run in all; 0: the run file's."""
 
 
 AS_FILED = Terms()
@@ -68,10 +70,13 @@ def bits_fp32(bits: int) -> float:
 
 
 def learning_rate(config: RunConfig, step: int, terms: Terms = AS_FILED) -> float:
-    """lr(step) in fp64: linear warm-up, then the schedule; beyond its length it stays where it ended."""
+    """lr(step) in fp64: linear warm-up, then the schedule; beyond its length it stays where it ended.
+
+    With lanes ``step`` counts inner steps: round · inner_steps + inner step.
+    """
     if terms.lr_value > 0:
         return terms.lr_value
-    scheduled = _scheduled(config, step, terms.steps or config.run.steps)
+    scheduled = _scheduled(config, step, (terms.steps or config.run.steps) * config.lanes.inner_steps)
     return scheduled if terms.lr_factor == 1.0 else scheduled * terms.lr_factor
 
 
@@ -105,12 +110,45 @@ def decay_steps(config: RunConfig, steps: int) -> int:
 
 
 def step_scalars(config: RunConfig, step: int, terms: Terms = AS_FILED) -> StepScalars:
-    """The scalars of update ``step`` (0 is the first), each rounded once from fp64."""
+    """The scalars of update ``step`` (0 is the first), each rounded once from fp64; with lanes those of the outer update."""
     if step < 0:
         raise InputError(f"step {step} has no update")
+    if config.lanes.on:
+        return _outer_scalars(config)
+    return _optimizer_scalars(config, learning_rate(config, step, terms), step + 1)
+
+
+def inner_scalars(config: RunConfig, round_: int, inner_step: int, terms: Terms = AS_FILED) -> StepScalars:
+    """The scalars of a lane's inner step (0 is a round's first), whose moments were zero when the round began.
+
+    Round -1 uses those of round 0.
+    """
+    step = max(round_, 0) * config.lanes.inner_steps + inner_step
+    return _optimizer_scalars(config, learning_rate(config, step, terms), inner_step + 1)
+
+
+def _outer_scalars(config: RunConfig) -> StepScalars:
+    """Nesterov's: ``lr`` and ``momentum``; nothing decays and there are no moments."""
+    one, zero = fp32_bits(1.0), 0
+    return StepScalars(
+        lr=fp32_bits(config.lanes.outer_learning_rate),
+        beta1=zero,
+        one_minus_beta1=one,
+        beta2=zero,
+        one_minus_beta2=one,
+        epsilon=zero,
+        bias_correction1=one,
+        bias_correction2=one,
+        decay=one,
+        decays=False,
+        momentum=fp32_bits(config.lanes.outer_momentum),
+    )
+
+
+def _optimizer_scalars(config: RunConfig, lr: float, num_updates: int) -> StepScalars:
+    """``num_updates`` counts this one: moments that were zero are corrected by it."""
     optimizer = config.optimizer
     beta1, beta2 = optimizer.betas
-    lr = learning_rate(config, step, terms)
     muon = optimizer.kind == "muon"
     return StepScalars(
         lr=fp32_bits(lr),
@@ -119,8 +157,8 @@ def step_scalars(config: RunConfig, step: int, terms: Terms = AS_FILED) -> StepS
         beta2=fp32_bits(beta2),
         one_minus_beta2=fp32_bits(1 - beta2),
         epsilon=fp32_bits(optimizer.epsilon),
-        bias_correction1=fp32_bits(1 - beta1 ** (step + 1)),
-        bias_correction2=fp32_bits(1 - beta2 ** (step + 1)),
+        bias_correction1=fp32_bits(1 - beta1**num_updates),
+        bias_correction2=fp32_bits(1 - beta2**num_updates),
         decay=fp32_bits(1 - lr * optimizer.weight_decay),
         decays=optimizer.weight_decay > 0,
         momentum=fp32_bits(optimizer.momentum) if muon else 0,
