@@ -17,12 +17,25 @@ from subnet.words import Commitment, Member
 
 
 class BoundaryKey(msgspec.Struct, frozen=True, order=True):
-    """A boundary by who produces it: the forward output of ``stage``, or its gradient for the stage before."""
+    """A boundary by who produces it: the forward output of ``stage``, or its gradient for the stage before.
+
+    ``part`` 0 is what a receipt names: the tensor itself, or of a lane the list of the hashes of its parts, which are 1 and up,
+    in the order in which they are computed (:mod:`subnet.protocol.parts`).
+    """
 
     step: int
     microbatch: int
     stage: int
     backward: bool
+    part: int = 0
+
+    @property
+    def whole(self) -> BoundaryKey:
+        """What its receipt names."""
+        return self if not self.part else self.of(0)
+
+    def of(self, part: int) -> BoundaryKey:
+        return BoundaryKey(self.step, self.microbatch, self.stage, self.backward, part)
 
 
 class MadeFrom(msgspec.Struct, frozen=True):
@@ -56,6 +69,14 @@ class StoredLocally(msgspec.Struct, frozen=True):
 
     manifest: str
     root: str
+
+
+class LaneLocally(msgspec.Struct, frozen=True):
+    """How far this process has come with a lane's stage: parts forward and back, and the lease it is done under (0: a replay)."""
+
+    generation: int
+    forwards: int = 0
+    backwards: int = 0
 
 
 AddedKey = tuple[int, int, int]
@@ -109,6 +130,14 @@ class LocalView:
     pushed: set[tuple[BoundaryKey, Member]] = field(default_factory=set[tuple[BoundaryKey, Member]])
     losses: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """By (step, microbatch), at the last stage: fp32 bits."""
+    push_from: dict[tuple[BoundaryKey, Member], int] = field(default_factory=dict[tuple[BoundaryKey, Member], int])
+    """By a lane's boundary (part 0) and receiver: the first part that isn't in ``pushed``, where that isn't 1."""
+    lanes: dict[tuple[int, int], LaneLocally] = field(default_factory=dict[tuple[int, int], LaneLocally])
+    """By (step, microbatch): lanes whose weights and moments are here."""
+    lane_slots: int = 1 << 30
+    """So many of them fit into this machine's memory; the node knows."""
+    lane_flight: int = 0
+    """So many parts of a lane may be forward and not back; 0: what fills the pipeline without any latency."""
     compute_s: dict[BoundaryKey, float] = field(default_factory=dict[BoundaryKey, float])
     evaluated: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """(step, microbatch) of evaluation items computed at the last stage."""
@@ -164,6 +193,8 @@ class LocalView:
         self.refused.clear()
         self.failures.clear()
         self.pushed.clear()
+        self.push_from.clear()
+        self.lanes.clear()
         self.in_store.clear()
         self.produced.clear()
         self.opened.clear()
@@ -178,6 +209,26 @@ class LocalView:
         self.fingerprints.clear()
         self.checks.clear()
         return received
+
+    def note_pushed(self, key: BoundaryKey, to: Member) -> None:
+        """A boundary of mine has gone to ``to``."""
+        self.pushed.add((key, to))
+        if key.part:
+            way = (key.whole, to)
+            part = self.push_from.get(way, 1)
+            while (key.of(part), to) in self.pushed:
+                self.pushed.discard((key.of(part), to))
+                part += 1
+            self.push_from[way] = part
+
+    def was_pushed(self, key: BoundaryKey, to: Member) -> bool:
+        return (key, to) in self.pushed or 0 < key.part < self.push_from.get((key.whole, to), 1)
+
+    def lose(self, key: BoundaryKey) -> None:
+        """Its bytes are gone: it is had, or made, again, and what names it with it."""
+        self.boundaries.pop(key, None)
+        if key.part:
+            self.boundaries.pop(key.whole, None)
 
     def bind(self, key: BoundaryKey, generation: int) -> None:
         """An output of mine is receipted under this lease: there is no other one under it ever."""
@@ -198,13 +249,17 @@ class LocalView:
     def drop_item(self, key: BoundaryKey, stage: int) -> list[BoundaryKey]:
         """A boundary isn't what its maker says: it goes, with all that ``stage`` made of it. Returns what has gone."""
         step, m = key.step, key.microbatch
-        gone = [key, BoundaryKey(step, m, stage, False), BoundaryKey(step, m, stage, True)]
+        wholes = {key.whole, BoundaryKey(step, m, stage, False), BoundaryKey(step, m, stage, True)}
+        parts = {found for held in (self.boundaries, self.made_from) for found in held if found.part}
+        gone = [*wholes, *(found for found in parts if found.whole in wholes)]
+        self.lanes.pop((step, m), None)
         for found in gone:
             for held in (self.boundaries, self.kept, self.made_from, self.produced, self.compute_s, self.in_store):
                 held.pop(found, None)
             self.sent_to_me.pop(found, None)
         self.unavailable.discard(key)
         self.pushed = {entry for entry in self.pushed if entry[0] not in gone}
+        self.push_from = {entry: part for entry, part in self.push_from.items() if entry[0] not in wholes}
         self.losses.pop((step, m), None)
         self.evaluated.discard((step, m))
         self.failures = {at: why for at, why in self.failures.items() if at[:2] != (step, m)}
@@ -239,6 +294,8 @@ class LocalView:
         self.unavailable = {key for key in self.unavailable if key.step > step}
         self.unusable = {key: hash_ for key, hash_ in self.unusable.items() if key.step > step}
         self.pushed = {entry for entry in self.pushed if entry[0].step > step}
+        self.push_from = {entry: part for entry, part in self.push_from.items() if entry[0].step > step}
+        self.lanes = {key: lane for key, lane in self.lanes.items() if key[0] > step}
         self.losses = {key: bits for key, bits in self.losses.items() if key[0] > step}
         self.evaluated = {key for key in self.evaluated if key[0] > step}
         self.failures = {key: why for key, why in self.failures.items() if key[0] > step}

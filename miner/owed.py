@@ -8,8 +8,9 @@ a seal that the fold shows may be acted on.
 from __future__ import annotations
 
 from miner.local_view import BoundaryKey, LocalView
-from miner.owed_boundaries import may_receipt, owed_given, owed_wanted, sources_of
+from miner.owed_boundaries import is_part, may_receipt, owed_given, owed_wanted, sources_of
 from miner.owed_evidence import owed_evidence
+from miner.owed_lanes import Lanes, lanes_at_work, owed_lane, owed_parts_given, owed_progress, owed_rooms
 from miner.owed_merges import owed_merges
 from miner.owed_mismatch import is_computing, owed_mismatch, wrong_input
 from miner.owes import ApplySeal, Compute, Drop, MakeSnapshot, Owe, Refuse, Report, Restore, urgency
@@ -76,6 +77,8 @@ def owed_snapshot(state: RunState, me: Member, stage: int, local: LocalView, owe
 def owed_work(state: RunState, work: StepWork, me: Member, stage: int, local: LocalView, owes: list[Owe]) -> None:
     """Of one open step, the state that it is computed from being there; hold-out items are of the state it updates."""
     items = work.items[stage]
+    lanes = lanes_at_work(state, work, me, stage, local)
+    owed_rooms(work, stage, lanes, local, owes)
     for m in sorted(work.held.get(me, ())):
         found = items[m]
         sealed = m < work.num_training and st.is_sealed(state, stage, work)
@@ -85,15 +88,25 @@ def owed_work(state: RunState, work: StepWork, me: Member, stage: int, local: Lo
             if local.computes(work.step):
                 _owed_evaluation(state, work, me, stage, m, found, local, owes)
         elif not sealed:
-            _owed_lease(state, work, me, stage, m, found, local, owes)
+            _owed_lease(state, work, me, stage, m, found, local, owes, lanes)
     for (at, m, backward), replay in sorted(work.replays.items()):
         if at == stage and replay.member == me and (m < work.num_training or local.computes(work.step)):
-            _owed_replay(state, work, me, stage, m, backward, local, owes)
+            _owed_replay(state, work, me, stage, m, backward, local, owes, lanes)
     owed_given(state, work, me, stage, local, owes)
+    if st.num_parts(state, 0):
+        owed_parts_given(state, work, me, stage, local, owes)
 
 
 def _owed_lease(
-    state: RunState, work: StepWork, me: Member, stage: int, m: int, found: Item, local: LocalView, owes: list[Owe]
+    state: RunState,
+    work: StepWork,
+    me: Member,
+    stage: int,
+    m: int,
+    found: Item,
+    local: LocalView,
+    owes: list[Owe],
+    lanes: Lanes,
 ) -> None:
     """A training lease of mine: compute, add once, say so; or hand it back and never touch it again."""
     step, generation = work.step, found.generation
@@ -113,6 +126,10 @@ def _owed_lease(
     elif (step, m, generation) in local.failures:
         failure, reason = local.failures[step, m, generation]
         owes.append(Report(msg.FailedClaim(step, m, stage, generation, failure, reason)))
+    elif st.num_parts(state, m):
+        if m in lanes:
+            owed_lane(state, work, me, stage, m, generation, local, owes)
+            owed_progress(work, stage, m, generation, local, owes)
     else:
         _owed_passes(state, work, me, stage, m, found, local, owes)
 
@@ -210,7 +227,15 @@ def _owed_evaluation(
 
 
 def _owed_replay(
-    state: RunState, work: StepWork, me: Member, stage: int, m: int, backward: bool, local: LocalView, owes: list[Owe]
+    state: RunState,
+    work: StepWork,
+    me: Member,
+    stage: int,
+    m: int,
+    backward: bool,
+    local: LocalView,
+    owes: list[Owe],
+    lanes: Lanes,
 ) -> None:
     """The boundary again, for whoever lacks it; nothing is added."""
     step = work.step
@@ -221,6 +246,10 @@ def _owed_replay(
                 owes.append(Drop(wrong, stage))
             return
     if BoundaryKey(step, m, stage, backward) in local.boundaries:
+        return
+    if st.num_parts(state, m):
+        if lanes.get(m, 0) is None:
+            owed_lane(state, work, me, stage, m, None, local, owes)
         return
     entry, gradient = BoundaryKey(step, m, stage - 1, False), BoundaryKey(step, m, stage + 1, True)
     last = stage == len(work.items) - 1
@@ -260,7 +289,9 @@ def accepts_boundary(state: RunState, me: Member, frame: msg.BoundaryFrame) -> b
     found = work.items[info.stage].get(frame.microbatch)
     if frame.stage != wanted or not 0 <= wanted < len(work.items) or found is None:
         return False
-    key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward)
+    if not is_part(state, frame.microbatch, frame.part):
+        return False
+    key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward, frame.part)
     return frame.sender in sources_of(work, key) and receipted_hash(work, key) in ("", frame.hash)
 
 

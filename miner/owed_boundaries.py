@@ -60,6 +60,8 @@ def owed_given(state: RunState, work: StepWork, me: Member, stage: int, local: L
         if not 0 <= to_stage < len(work.items):
             continue
         for m in sorted(work.live[to_stage]):
+            if st.num_parts(state, m):
+                continue  # part by part: miner.owed_lanes
             holder = work.items[to_stage][m].member
             key = BoundaryKey(work.step, m, stage, backward)
             if holder is None or key not in local.boundaries or (key, holder) in local.pushed:
@@ -73,14 +75,22 @@ def owed_given(state: RunState, work: StepWork, me: Member, stage: int, local: L
                 owes.append(Push(key, holder))
 
 
+def is_part(state: RunState, microbatch: int, part: int) -> bool:
+    """Whether an item's boundary has this part: with lanes 1 and up, else 0 alone."""
+    parts = st.num_parts(state, microbatch)
+    return 1 <= part <= parts if parts else part == 0
+
+
 def is_of_lease(found: Item, key: BoundaryKey, value: str, local: LocalView) -> bool:
     """Whether this is the one value of a boundary under my lease on its item: made under it, or receipted.
 
-    What was made under an earlier lease, of other inputs perhaps, isn't: the item may come to something else now.
+    What was made under an earlier lease, of other inputs perhaps, isn't: the item may come to something else now. A lane's
+    part is receipted with the list that it is in.
     """
     made = local.made_from.get(key)
     receipted = found.backward_hash if key.backward else found.forward_hash
-    return made is not None and (made.generation == found.generation or value == receipted)
+    named = local.boundaries.get(key.whole, "") if key.part else value
+    return made is not None and (made.generation == found.generation or (named != "" and named == receipted))
 
 
 def _owed_stores(state: RunState, work: StepWork, me: Member, stage: int, local: LocalView, owes: list[Owe]) -> None:

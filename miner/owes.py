@@ -29,6 +29,16 @@ class Compute(msgspec.Struct, frozen=True):
     generation: int | None
     epoch: int = 0
     evaluation: bool = False
+    part: int = 0
+    """Of a lane: which of its microbatches, from 1; the last one's backward adds what the lane has come to."""
+
+
+class DropLane(msgspec.Struct, frozen=True):
+    """Forget a lane's weights and moments (``LocalView.lanes``), not its boundaries."""
+
+    step: int
+    microbatch: int
+    stage: int
 
 
 class Refuse(msgspec.Struct, frozen=True):
@@ -223,6 +233,7 @@ class MakeSnapshot(msgspec.Struct, frozen=True):
 Owe = (
     Report
     | Compute
+    | DropLane
     | Refuse
     | Fetch
     | FetchStored
@@ -249,6 +260,7 @@ Owe = (
 _RANK: dict[type, int] = {
     Refuse: 0,
     Drop: 0,
+    DropLane: 0,
     Report: 1,
     StoreUnusable: 1,
     Restore: 2,
@@ -274,10 +286,10 @@ _RANK: dict[type, int] = {
 
 
 def urgency(owe: Owe) -> tuple[int, int, int, int]:
-    """Order of doing: answers first; of compute, backwards before forwards before replays, lowest microbatch first."""
+    """Order of doing: answers first; of compute, backwards before forwards before replays, lowest part and microbatch first."""
     if isinstance(owe, Compute):
         kind = 3 if owe.generation is None else 2 if owe.evaluation else 0 if owe.backward else 1
-        return (_RANK[Compute], kind, owe.step, owe.microbatch)
+        return (_RANK[Compute], kind, owe.step, owe.microbatch + owe.part * (1 << 20))
     if isinstance(owe, StoreEvidence):  # a seal waits for it, or nothing does
         return (_RANK[Fetch if owe.before_seal else StoreEvidence], 0, owe.audit, owe.key.microbatch)
     return (_RANK[type(owe)], 0, 0, 0)

@@ -20,6 +20,7 @@ from subnet.protocol.messages import (
     SIGNED_CLAIMS,
     AnyClaim,
     ForwardReceipt,
+    LaneClaim,
     LeavingClaim,
     Report,
     ReportAnswer,
@@ -140,4 +141,4 @@ class Reporter:
 
 
 def _is_lazy(claim: AnyClaim) -> bool:
-    return isinstance(claim, ForwardReceipt) and claim.loss_bits is None
+    return isinstance(claim, LaneClaim) or (isinstance(claim, ForwardReceipt) and claim.loss_bits is None)

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from miner.local_view import BoundaryKey
-from miner.owed_boundaries import sources_of
+from miner.owed_boundaries import is_part, sources_of
+from miner.ways import receipted_hash
 from subnet.errors import InputError, IotaError
 from subnet.protocol.messages import AnyPeerFrame, BoundaryFrame
-from subnet.run.state import RunState
+from subnet.run.state import RunState, num_parts
 from subnet.words import Member
 
 
@@ -96,16 +97,20 @@ def check_ticket(state: RunState, me: Member | None, frame: BoundaryFrame) -> Ti
     made, mine = work.items[wanted].get(frame.microbatch), work.items[info.stage].get(frame.microbatch)
     if made is None or mine is None:
         raise InputError(f"a boundary of microbatch {frame.microbatch}, which step {work.step} doesn't have")
+    if not is_part(state, frame.microbatch, frame.part):
+        raise InputError(
+            f"part {frame.part} of microbatch {frame.microbatch}, which has {num_parts(state, frame.microbatch)}"
+        )
     if frame.generation > made.generation:
         return Ticket.EARLY
     if frame.generation < made.generation:
         raise StaleLease(f"a boundary of generation {frame.generation}, leased is {made.generation}")
     if frame.sender not in state.members:
         return Ticket.EARLY
-    key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward)
+    key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward, frame.part)
     if frame.sender not in sources_of(work, key):
         raise NotLeased(f"{frame.sender} doesn't have the lease of {key.microbatch} at stage {key.stage}")
-    receipted = made.backward_hash if frame.backward else made.forward_hash
+    receipted = receipted_hash(work, key)
     if receipted not in ("", frame.hash):
         if frame.sender != made.member:
             raise OtherBytes("a boundary that was made again, with another hash than its receipt has")

@@ -62,7 +62,9 @@ def consumer_of(work: StepWork, key: BoundaryKey) -> Member | None:
 
 
 def receipted_hash(work: StepWork, key: BoundaryKey) -> str:
-    """What its maker has said that it is; "" before."""
+    """What its maker has said that it is; "" before. Of a part nothing is said by itself."""
+    if key.part:
+        return ""
     found = work.items[key.stage].get(key.microbatch)
     if found is None:
         return ""

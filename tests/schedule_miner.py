@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import schedule_toy as toy
+from schedule_lanes import compute_part
 from schedule_merging import Merging
 from schedule_nodes import Bad
 
@@ -17,6 +18,7 @@ from miner.owes import (
     Commit,
     Compute,
     Drop,
+    DropLane,
     Examine,
     Fetch,
     FetchMerged,
@@ -59,6 +61,8 @@ class Miner(Merging):
         self.own_slices: dict[str, toy.Vector] = {}
         self.slices: dict[str, toy.Vector] = {}
         self.running: dict[Compute, float] = {}
+        self.lanes: dict[tuple[int, int], tuple[int, list[int]]] = {}
+        """By (step, lane): weights of the lane's stage, gradients of the inner step under way."""
         self.claimed: set[msg.AnyClaim] = set()
         self.seeds: dict[tuple[int, int], str] = {}
 
@@ -95,7 +99,7 @@ class Miner(Merging):
             self.sim.progress |= took is not Took.NOTHING
         elif kind == "boundary":
             frame, value = args
-            key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward)
+            key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward, frame.part)
             whole = toy.name(value) == frame.hash
             if whole and self.me is not None and owing.accepts_boundary(self.state, self.me, frame):
                 self.have(key, value)
@@ -119,6 +123,7 @@ class Miner(Merging):
             self.values.pop(key, None)
         self.local.jobs.clear()
         self.sums, self.own_slices, self.slices, self.running, self.claimed = {}, {}, {}, {}, set()
+        self.lanes = {}
 
     def rewind(self, step: int) -> None:
         """The run goes on from there: later boundaries never were, and the state is to be had anew."""
@@ -156,6 +161,7 @@ class Miner(Merging):
             generation=generation,
             hash=toy.name(value),
             signature=b"signed",
+            part=key.part,
         )
         self.sim.signed.add((self.me, key, generation, frame.hash))
         self.sim.send(to, self, "boundary", frame, value)
@@ -209,7 +215,11 @@ class Miner(Merging):
                 self.finish(owe)
             case Refuse():
                 self.refuse(owe)
+            case DropLane():
+                self.lanes.pop((owe.step, owe.microbatch), None)
+                self.local.lanes.pop((owe.step, owe.microbatch), None)
             case Drop():
+                self.lanes.pop((owe.key.step, owe.key.microbatch), None)
                 for key in self.local.drop_item(owe.key, owe.stage):
                     self.values.pop(key, None)
             case Fetch():
@@ -221,7 +231,7 @@ class Miner(Merging):
                 self.local.opened.add((owe.audit, owe.hash))
             case Push():
                 if owe.to in self.sim.addresses:
-                    self.local.pushed.add((owe.key, owe.to))
+                    self.local.note_pushed(owe.key, owe.to)
                     self.give_boundary(self.sim.addresses[owe.to], owe.key)
             case ApplySeal() if self.reads:
                 self.apply_seal(me, owe.step)
@@ -274,7 +284,10 @@ class Miner(Merging):
         self.local.jobs.discard(owe)
         w = self.weights(owe)
         if self.me is not None and w is not None and owe.stage == self.local.restored_stage:
-            self.compute(self.me, owe, w)
+            if owe.part:
+                compute_part(self, self.me, owe, w)
+            else:
+                self.compute(self.me, owe, w)
 
     def weights(self, owe: Compute) -> int | None:
         """Of the state that the item is computed from: the newest, or the one before it, which is kept."""

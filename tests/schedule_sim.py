@@ -56,9 +56,10 @@ class Sim(World):
         checks_all: bool = True,
         ahead: bool = True,
         delay: int = 0,
+        lanes: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
-        self.seed, self.profile, self.delay = seed, profile, delay
+        self.seed, self.profile, self.delay, self.lanes = seed, profile, delay, lanes
         self.liars: dict[str, str] = {}
         self.slow: dict[str, int] = {}
         self.poison: tuple[int, int, int, bool] | None = None
@@ -103,15 +104,18 @@ class Sim(World):
         self.num_microbatches = rng.choice([3, 4, 4, 5])
         self.num_steps = rng.choice([2, 3, 4] if self.delay else [1, 1, 2])
         items = rng.choice([0, 0, 1, 2])
+        inner = rng.choice([1, 2, 2]) if self.lanes else 1
         self.run_planned = toy.plan_run(
             self.num_stages,
-            self.num_microbatches,
+            rng.choice([1, 2, 3]) if self.lanes else self.num_microbatches,
             self.num_steps,
             tied=rng.random() < 0.35,
             evaluation_items=items,
             evaluation_every=rng.choice([0, 1]),
             snapshot_every=rng.choice([1, 2, 50]),
             update_delay=self.delay,
+            lanes=self.num_microbatches if self.lanes else 0,
+            inner_steps=inner,
         )
         count = rng.randint(max(2, self.num_stages), 6)
         if rng.random() < 0.5:
@@ -127,6 +131,13 @@ class Sim(World):
             step = rng.randrange(-1, self.num_steps)
             self.poison = (step, rng.randrange(self.num_microbatches), stage, backward)
         return count
+
+    def new_miner(self, hotkey: str) -> Miner:
+        """With lanes some have room for one at a time, some for all."""
+        miner = super().new_miner(hotkey)
+        if self.lanes:
+            miner.local.lane_slots = self.rng.choice([1, 2, 8])
+        return miner
 
     # --- the schedule
 
@@ -278,7 +289,8 @@ if __name__ == "__main__":
     import sys
     import time
 
-    started, delay = time.perf_counter(), int("".join(sys.argv[4:5]) or 0)
+    started, mode = time.perf_counter(), "".join(sys.argv[4:5]) or "0"
     seeds = range(int(sys.argv[1]), int(sys.argv[2]))
-    print(*run_many(seeds, profile="".join(sys.argv[3:4]), delay=delay), sep="\n")
+    delay, lanes = (0, True) if mode == "lanes" else (int(mode), False)
+    print(*run_many(seeds, profile="".join(sys.argv[3:4]), delay=delay, lanes=lanes), sep="\n")
     print(f"{time.perf_counter() - started:.1f} s")

@@ -14,6 +14,7 @@ from subnet.run.config import (
     NO_AUDITS,
     AuditSection,
     EvaluationSection,
+    LanesSection,
     ModelSection,
     PipelineSection,
     RunConfig,
@@ -64,8 +65,10 @@ def squares(step: int, values: Vector) -> str:
     return "0" if step == CALIBRATION_STEP else f"{sum(v * v for v in values) << 256:x}"
 
 
-def token(step: int, m: int, num_microbatches: int) -> int:
-    return h("holdout", m) if m >= num_microbatches else h("token", max(step, 0), m)
+def token(step: int, m: int, num_microbatches: int, part: int = 0) -> int:
+    if m >= num_microbatches:
+        return h("holdout", m)
+    return h("token", max(step, 0), m, part) if part else h("token", max(step, 0), m)
 
 
 def forward(w: int, x: int, stage: int) -> int:
@@ -88,6 +91,20 @@ def updated(w: int, merged: Sequence[Vector], coefficient_bits: int) -> int:
     return h("u", w, tuple(merged), coefficient_bits)
 
 
+def lane_start(w: int) -> int:
+    """A lane's own weights, before its first inner step."""
+    return h("lane", w)
+
+
+def lane_gradient(w: int, x: int, g: int) -> int:
+    return h("p", w, x, g)
+
+
+def lane_part(w: int, gradients: Sequence[int]) -> int:
+    """A lane's weights after an inner step, of its microbatches' gradients in order."""
+    return h("inner", w, tuple(gradients))
+
+
 def first_state(stage: int) -> int:
     return h("w", stage)
 
@@ -104,6 +121,8 @@ def plan_run(
     even: bool = False,
     update_delay: int = 0,
     audit: AuditSection | None = None,
+    lanes: int = 0,
+    inner_steps: int = 1,
 ) -> RunPlanned:
     """A run whose stages hold two partitions each; tied: first and last stage are one group and share a third.
 
@@ -119,6 +138,7 @@ def plan_run(
         snapshot=SnapshotSection(every_steps=snapshot_every),
         evaluation=EvaluationSection(rows=4 * evaluation_items, every_steps=evaluation_every),
         audit=audit or NO_AUDITS,
+        lanes=LanesSection(count=lanes, inner_steps=inner_steps) if lanes else LanesSection(),
     )
     groups = tuple(GroupShape((s,), ((s,), (s,))) for s in range(num_stages))
     if tied and num_stages > 1:
@@ -163,11 +183,15 @@ class Reference:
         w = self.states(self.version_of(step), skipped)
         parts: list[dict[int, list[Vector]]] = [{} for _ in self.run.groups]
         for m in self.counted(step, skipped):
-            x, g = self.boundaries(w, step, m)
+            if self.run.config.lanes.on:
+                x, g, at, _ = self.lane(w, step, m)
+            else:
+                x, g = self.boundaries(w, step, m)
+                at = w
             for index, group in enumerate(self.run.groups):
                 for p, holders in enumerate(group.partitions):
                     for s in holders:
-                        parts[index].setdefault(p, []).append(gradient(w[s], x[s], g[s], s, p))
+                        parts[index].setdefault(p, []).append(gradient(at[s], x[s], g[s], s, p))
         return [{p: merge(step, slices) for p, slices in group.items()} for group in parts]
 
     def version_of(self, step: int) -> int:
@@ -175,12 +199,26 @@ class Reference:
         delayed = self.run.config.pipeline.update_delay
         return step - 1 if delayed and step > 0 else step
 
-    def counted(self, step: int, skipped: frozenset[tuple[int, int]]) -> list[int]:
-        return [m for m in range(self.run.config.pipeline.microbatches) if (step, m) not in skipped]
+    def lane(self, w: Sequence[int], step: int, m: int) -> tuple[list[int], list[int], list[int], int]:
+        """Inputs and gradients of a lane's last microbatch and its last weights, at each stage; bits of its last loss."""
+        config, stages = self.run.config, range(len(w))
+        at, x, g, bits = [lane_start(value) for value in w], [0] * len(w), [0] * len(w), 0
+        for inner in range(config.lanes.inner_steps):
+            gained: list[list[int]] = [[] for _ in w]
+            for j in range(config.pipeline.microbatches):
+                x, g = self.boundaries(at, step, m, inner * config.pipeline.microbatches + j + 1)
+                bits = loss_bits(at[-1], x[-1])
+                for s in stages:
+                    gained[s].append(lane_gradient(at[s], x[s], g[s]))
+            at = [lane_part(value, gradients) for value, gradients in zip(at, gained, strict=True)]
+        return x, g, at, bits
 
-    def boundaries(self, w: Sequence[int], step: int, m: int) -> tuple[list[int], list[int]]:
+    def counted(self, step: int, skipped: frozenset[tuple[int, int]]) -> list[int]:
+        return [m for m in range(self.run.config.num_items) if (step, m) not in skipped]
+
+    def boundaries(self, w: Sequence[int], step: int, m: int, part: int = 0) -> tuple[list[int], list[int]]:
         """Inputs of each stage, and the gradients of their outputs."""
-        x = [token(step, m, self.run.config.pipeline.microbatches)]
+        x = [token(step, m, self.run.config.num_items, part)]
         for s in range(len(w) - 1):
             x.append(forward(w[s], x[s], s))
         g = [0] * len(w)
@@ -192,13 +230,19 @@ class Reference:
     def losses(self, version: int, step: int, skipped: frozenset[tuple[int, int]], items: Sequence[int]) -> list[int]:
         """Of the state ``version``, for items of ``step``."""
         w = self.states(version, skipped)
-        return [loss_bits(w[-1], self.boundaries(w, step, m)[0][-1]) for m in items]
+        if self.run.config.lanes.on:
+            lanes = self.run.config.num_items
+            return [self.lane(w, step, m)[3] if m < lanes else self._loss(w, step, m) for m in items]
+        return [self._loss(w, step, m) for m in items]
+
+    def _loss(self, w: Sequence[int], step: int, m: int) -> int:
+        return loss_bits(w[-1], self.boundaries(w, step, m)[0][-1])
 
     def coefficient(self, step: int, skipped: frozenset[tuple[int, int]]) -> int:
         if step == CALIBRATION_STEP:
             return 0
         total = sum(int(squares(step, v), 16) for group in self.sums(step, skipped) for v in group.values())
-        return norm_and_coefficient(total, len(self.counted(step, skipped)), self.run.config.optimizer.clip_norm)[1]
+        return norm_and_coefficient(total, len(self.counted(step, skipped)), self.run.config.merged_clip_norm)[1]
 
     def _update(self, step: int, skipped: frozenset[tuple[int, int]]) -> list[int]:
         w, sums, coefficient = self.states(step, skipped), self.sums(step, skipped), self.coefficient(step, skipped)

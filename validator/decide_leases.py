@@ -18,6 +18,7 @@ from subnet.words import Member
 from validator.decide_members import silent_outcome
 from validator.decision import Decision, because
 from validator.item_speeds import Speeds, item_s
+from validator.lane_clocks import late_lanes
 from validator.lost_boundaries import decide_replays
 from validator.policy import Policy
 from validator.randomness import Randomness
@@ -37,6 +38,8 @@ def decide_leases(now_s: float, state: RunState, watch: Watch, policy: Policy, r
     works = st.works(state)
     for work in works:
         decided = _late(now_s, state, work, watch, policy) or _skips(state, work, watch)
+        if not decided and st.num_parts(state, 0):
+            decided = late_lanes(now_s, state, work, watch, policy)
         if decided:
             return decided
     decided = _deals(now_s, state, watch, policy)
@@ -81,7 +84,7 @@ def _late(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: P
                     decided.append(outcome)
         for m in running:
             found = work.items[stage][m]
-            if found.status != st.LIVE or found.member is None or found.member in silent:
+            if found.status != st.LIVE or found.member is None or found.member in silent or st.num_parts(state, m):
                 continue
             phase = clock_phase(found)
             age_s = watch.age(("lease", work.step, m, stage, found.generation, phase), now_s)

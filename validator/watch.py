@@ -11,6 +11,7 @@ from collections.abc import Container, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from subnet.protocol.messages import LaneClaim
 from subnet.words import Member
 from validator.audit_watch import AuditWatch
 from validator.store_clock import StoreClock
@@ -63,6 +64,15 @@ class Speed:
     backward_s: float | None = None
 
 
+@dataclass(frozen=True)
+class Lane:
+    """Parts of a lane's stage that are forward and back, under the lease of this generation."""
+
+    generation: int
+    forwards: int
+    backwards: int
+
+
 class Watch:
     """Volatile observations of one coordinator process."""
 
@@ -98,6 +108,10 @@ class Watch:
         """Reported missing boundaries: (step, microbatch, producing stage, backward), in order of report."""
         self.lost_with: dict[tuple[int, int, int], dict[Member, float]] = {}
         """By (step, microbatch, stage) of an open step: who was lost while it had the item's lease, and when."""
+        self.lanes: dict[tuple[int, int, int], Lane] = {}
+        """By (step, lane, stage) of the open step: how far its holder says that it is."""
+        self.moves: dict[Member, int] = {}
+        """How often a member came on with one of its lanes."""
         self.class_votes: dict[tuple[str, ...], set[str]] = {}
         """Hardware classes of would-be members, with the coldkeys that have them, while the run has none."""
 
@@ -170,7 +184,7 @@ class Watch:
             if self._kept == self.index.membership:
                 return
             self._kept = self.index.membership
-        for known in (self._links, self._speeds, self._progress_s):
+        for known in (self._links, self._speeds, self._progress_s, self.moves):
             for member in [k for k in known if k not in members]:
                 del known[member]
 
@@ -205,11 +219,20 @@ class Watch:
         if (branch, step) != self._step:
             self._step = (branch, step)
             self._since.clear()
+            self.lanes.clear()
             self.missing = {key: None for key in self.missing if key[0] >= step}
             self.lost_with = {key: lost for key, lost in self.lost_with.items() if key[0] >= step}
             self.blobs.clear()
             self.probed.clear()
             self.unconfirmed.clear()
+
+    def note_lane(self, member: Member, claim: LaneClaim) -> None:
+        """How far a member has come with a lane's stage."""
+        key = (claim.step, claim.microbatch, claim.stage)
+        lane = Lane(claim.generation, claim.forwards, claim.backwards)
+        if self.lanes.get(key) != lane:
+            self.lanes[key] = lane
+            self.moves[member] = self.moves.get(member, 0) + 1
 
     # --- speeds ----------------------------------------------------------------------------------------------------
 

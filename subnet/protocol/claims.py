@@ -55,6 +55,8 @@ def numbers_of(claim: msg.AnyClaim) -> tuple[int, ...]:
             return claim.audit, *(number for want in claim.wants for number in (want.stage, want.microbatch))
         case msg.WitnessClaim():
             return (claim.case,)
+        case msg.LaneClaim():
+            return claim.step + 1, claim.microbatch, claim.stage, claim.generation, claim.forwards, claim.backwards
         case _:
             return ()
 

@@ -9,6 +9,16 @@ from __future__ import annotations
 import msgspec
 
 from subnet.errors import Refusal
+from subnet.protocol.peer_frames import LIMIT_PIECE_BYTES as LIMIT_PIECE_BYTES
+from subnet.protocol.peer_frames import AnyPeerFrame as AnyPeerFrame
+from subnet.protocol.peer_frames import BlobPieceFrame as BlobPieceFrame
+from subnet.protocol.peer_frames import BoundaryFrame as BoundaryFrame
+from subnet.protocol.peer_frames import NeedFrame as NeedFrame
+from subnet.protocol.peer_frames import NeedSliceFrame as NeedSliceFrame
+from subnet.protocol.peer_frames import NoBlobFrame as NoBlobFrame
+from subnet.protocol.peer_frames import PeerFrame as PeerFrame
+from subnet.protocol.peer_frames import SliceFrame as SliceFrame
+from subnet.protocol.peer_frames import WantBlobFrame as WantBlobFrame
 from subnet.words import Commitment, Cursor, Member, Want
 
 LIMIT_REPORT_BYTES = 4 << 20
@@ -95,6 +105,17 @@ class FailedClaim(Claim, tag="X", frozen=True):
     generation: int
     failure: str
     reason: str
+
+
+class LaneClaim(Claim, tag="Q", frozen=True):
+    """How far I have come with a lane: parts forward and back. Nothing is journaled of it; it says who waits for whom."""
+
+    step: int
+    microbatch: int
+    stage: int
+    generation: int
+    forwards: int
+    backwards: int
 
 
 class MissingClaim(Claim, tag="M", frozen=True):
@@ -213,6 +234,7 @@ AnyClaim = (
     | NotHeldClaim
     | WitnessClaim
     | UnusableClaim
+    | LaneClaim
 )
 
 
@@ -254,6 +276,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     boot: str
     ticks: int
     suspect: str = ""
+    peak_flops_per_s: float = 0.0
+    """What the sender says its device could do, in the run's precision; shown, never counted on."""
 
 
 class StoreUse(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -295,101 +319,6 @@ class GrantRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     process: str = ""
     used: StoreUse | None = None
     """What ``process`` has asked of the store for this run so far, all in all: for the run's report of costs."""
-
-
-class PeerFrame(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
-    """Base of peer headers; the body is the raw buffer."""
-
-
-class BoundaryFrame(PeerFrame, tag="b", frozen=True):
-    """A boundary tensor in the run's code: forward output of ``stage`` (``backward`` False) or its input gradient.
-
-    ``hash`` is of the coded bytes, whatever the link does to them: ``packing`` is ``none`` or ``planes``
-    (:mod:`subnet.numerics.planes`). ``signature``: the sender's, where the run has audits (:mod:`subnet.protocol.sent`).
-    """
-
-    run: str
-    step: int
-    microbatch: int
-    stage: int
-    backward: bool
-    sender: Member
-    generation: int
-    hash: str
-    packing: str = "none"
-    signature: bytes = b""
-
-
-class NeedFrame(PeerFrame, tag="n", frozen=True):
-    """Please send the boundary that ``stage`` produced."""
-
-    run: str
-    step: int
-    microbatch: int
-    stage: int
-    backward: bool
-    sender: Member
-
-
-class SliceFrame(PeerFrame, tag="s", frozen=True):
-    """A packed slice of a partial, for its owner; ``hash`` is of the canonical bytes."""
-
-    run: str
-    step: int
-    group: int
-    partition: int
-    stage: int
-    sender: Member
-    hash: str
-    num_items: int
-    packing: str
-
-
-class NeedSliceFrame(PeerFrame, tag="q", frozen=True):
-    run: str
-    step: int
-    group: int
-    partition: int
-    stage: int
-    hash: str
-    sender: Member
-
-
-class WantBlobFrame(PeerFrame, tag="w", frozen=True):
-    """Please send ``num_bytes`` of a blob of the run's snapshots or log, from ``offset`` on (fewer where it ends)."""
-
-    run: str
-    request: int
-    hash: str
-    offset: int
-    num_bytes: int
-    sender: Member
-
-
-class BlobPieceFrame(PeerFrame, tag="p", frozen=True):
-    """Bytes of a blob from ``offset`` on, in answer to ``request``; ``size_bytes`` is that of the whole blob."""
-
-    run: str
-    request: int
-    hash: str
-    offset: int
-    size_bytes: int
-    sender: Member
-
-
-class NoBlobFrame(PeerFrame, tag="x", frozen=True):
-    """The answer to ``request`` without bytes. ``code``: ``not_held``, ``busy`` or ``not_served``."""
-
-    run: str
-    request: int
-    hash: str
-    code: str
-    sender: Member
-
-
-LIMIT_PIECE_BYTES = 4 << 20
-
-AnyPeerFrame = BoundaryFrame | NeedFrame | SliceFrame | NeedSliceFrame | WantBlobFrame | BlobPieceFrame | NoBlobFrame
 
 
 class UnitReport(msgspec.Struct, frozen=True):

@@ -27,11 +27,12 @@ class SentBoundary(msgspec.Struct, frozen=True, array_like=True):
     backward: bool
     generation: int
     hash: str
+    part: int = 0
 
 
 def sent_by(frame: BoundaryFrame) -> SentBoundary:
     key = (frame.step, frame.microbatch, frame.stage, frame.backward)
-    return SentBoundary(frame.run, frame.sender, *key, frame.generation, frame.hash)
+    return SentBoundary(frame.run, frame.sender, *key, frame.generation, frame.hash, frame.part)
 
 
 def sign_sent(signer: Signer, frame: BoundaryFrame) -> BoundaryFrame:

@@ -168,6 +168,12 @@ def num_microbatches(state: RunState) -> int:
     return config(state).num_items
 
 
+def num_parts(state: RunState, microbatch: int) -> int:
+    """Of how many parts the item's boundaries are: 0 where they are whole, as hold-out items and all without lanes are."""
+    run = config(state)
+    return run.parts_per_item if run.lanes.on and microbatch < run.num_items else 0
+
+
 def group_of(state: RunState, stage: int) -> int:
     """The group that merges this stage's gradients."""
     for index, group in enumerate(plan(state).groups):
