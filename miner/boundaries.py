@@ -28,7 +28,7 @@ from subnet.store.disk import free_bytes
 Buffer = bytes | bytearray | memoryview
 
 
-_NAME = re.compile(r"(\d+)\.(-?\d+)\.(\d+)\.(\d+)\.([xg])\.([0-9a-f]{64})")
+_NAME = re.compile(r"(\d+)\.(-?\d+)\.(\d+)\.(\d+)\.(?:(\d+)\.)?([xg])\.([0-9a-f]{64})")
 _TEMP = "being-written.tmp"
 BATCH_BYTES, BATCH_FILES = 16 << 20, 64
 """Written in one go, at most (one blob at least)."""
@@ -45,7 +45,8 @@ class _Entry:
 
 def _file_name(key: BoundaryKey, entry: _Entry) -> str:
     kind = "g" if key.backward else "x"
-    return f"{entry.branch}.{key.step}.{key.microbatch}.{key.stage}.{kind}.{entry.hash}"
+    part = f"{key.part}." if key.part else ""
+    return f"{entry.branch}.{key.step}.{key.microbatch}.{key.stage}.{part}{kind}.{entry.hash}"
 
 
 def _read_name(name: str) -> tuple[int, BoundaryKey, str] | None:
@@ -53,8 +54,8 @@ def _read_name(name: str) -> tuple[int, BoundaryKey, str] | None:
     found = _NAME.fullmatch(name)
     if found is None:
         return None
-    branch, step, microbatch, stage, kind, hash_ = found.groups()
-    return int(branch), BoundaryKey(int(step), int(microbatch), int(stage), kind == "g"), hash_
+    branch, step, microbatch, stage, part, kind, hash_ = found.groups()
+    return int(branch), BoundaryKey(int(step), int(microbatch), int(stage), kind == "g", int(part or 0)), hash_
 
 
 def as_bytes(data: Buffer) -> memoryview:
@@ -182,14 +183,18 @@ class BoundaryCache:
 
     # --- to disk -----------------------------------------------------------------------------------------------
 
-    async def spill(self, keep_step: int) -> None:
+    async def spill(self, keep_step: int, needed_from: int | None = None) -> None:
         """Bring memory under its budget by writing the oldest blobs of steps before ``keep_step`` to disk; with ``durable``
-        also what was made here of those steps, as far as the disk budget has room for it."""
-        while batch := self._due(keep_step):
-            if not await self._write(batch):
+        also what was made here of those steps, as far as the disk budget has room for it.
+
+        Nothing of ``needed_from`` and later (else: of ``keep_step``) is given up where there is no room: it stays in memory.
+        """
+        needed_from = keep_step if needed_from is None else needed_from
+        while batch := self._due(keep_step, needed_from):
+            if not await self._write(batch, needed_from):
                 return
 
-    def _due(self, keep_step: int) -> dict[BoundaryKey, _Entry]:
+    def _due(self, keep_step: int, needed_from: int) -> dict[BoundaryKey, _Entry]:
         """What goes to disk next: as much as is written in one go; it has room there."""
         batch: dict[BoundaryKey, _Entry] = {}
         batch_bytes, room_bytes = 0, self._room_bytes()
@@ -205,13 +210,14 @@ class BoundaryCache:
             if batch and (together_bytes > BATCH_BYTES or len(batch) == BATCH_FILES or (over and not fits)):
                 break
             if over and not self._make_room(entry.size_bytes, key.step):
-                self._give_up(key)
+                if key.step < needed_from:
+                    self._give_up(key)
             elif over or fits:
                 batch[key] = entry
                 batch_bytes = together_bytes
         return batch
 
-    async def _write(self, batch: dict[BoundaryKey, _Entry]) -> bool:
+    async def _write(self, batch: dict[BoundaryKey, _Entry], needed_from: int) -> bool:
         """Whether the disk took it; what it didn't take stays in memory as long as that has room."""
         files = [(self._directory / _file_name(key, entry), entry.data) for key, entry in batch.items()]
         failed: OSError | None = None
@@ -229,7 +235,7 @@ class BoundaryCache:
                 self.memory_used -= entry.size_bytes
                 self.disk_used += entry.size_bytes
                 entry.data = None
-            elif self.memory_used > self._memory_budget:
+            elif self.memory_used > self._memory_budget and key.step < needed_from:
                 self._forget(key)
         return failed is None
 

@@ -49,6 +49,12 @@ class StageWork:
             self._merge = StageMerge(self.plan, self.stage, self.state)
         return self._merge
 
+    def drop_work(self, up_to: int | None = None) -> None:
+        """Sums, graphs and lanes: all, or those of steps up to this one."""
+        self.drop_partials(up_to)
+        self.executor.drop_graphs(up_to)
+        self.executor.drop_lanes(up_to)
+
     def forget_merge(self) -> None:
         """The state was loaded anew: its scales may be others, at the same step."""
         self._merge = None
@@ -153,7 +159,7 @@ class RunContext:
         self.compute.drop(lambda key: isinstance(key, Compute))
         if self.stage is not None:
             stage = self.stage
-            self.compute.submit("drop", (0,), lambda: (stage.drop_partials(), stage.executor.drop_graphs()))
+            self.compute.submit("drop", (0,), lambda: stage.drop_work())
 
 
 async def sleep_until(event: asyncio.Event, seconds: float) -> None:

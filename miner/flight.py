@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from miner.local_view import BoundaryKey
 from subnet.words import ItemKey
 
 REMEMBERED = 64
@@ -22,23 +23,24 @@ _WEIGHT = 0.2
 
 
 class FlightWindow:
-    """``least``: the stages from this one to the last and one more, what fills a pipeline without any latency."""
+    """Of items, or parts of lanes, by their keys. ``least``: the stages from this one to the last and one more, what fills a
+    pipeline without any latency."""
 
     def __init__(self, least: int, num_microbatches: int) -> None:
         self._least = least
         self._trips_s: deque[float] = deque(maxlen=max(REMEMBERED, 2 * num_microbatches))
-        self._left_s: dict[ItemKey, float] = {}
+        self._left_s: dict[ItemKey | BoundaryKey, float] = {}
         self._forward_s = 0.0
         self._backward_s = 0.0
 
-    def forwarded(self, item: ItemKey, now_s: float, compute_s: float) -> None:
+    def forwarded(self, item: ItemKey | BoundaryKey, now_s: float, compute_s: float) -> None:
         """A forward is done and its output leaves."""
         for stale in [key for key in self._left_s if key.step != item.step]:
             del self._left_s[stale]
         self._left_s[item] = now_s
         self._forward_s = _smoothed(self._forward_s, compute_s)
 
-    def returned(self, item: ItemKey, now_s: float) -> None:
+    def returned(self, item: ItemKey | BoundaryKey, now_s: float) -> None:
         """Its gradient is here."""
         left_s = self._left_s.pop(item, None)
         if left_s is not None:

@@ -67,7 +67,7 @@ class Links:
         self._boundary_parts = boundary_parts(context.plan)
         pipeline = context.plan.config.pipeline
         self._asks = ASKED_BEFORE_MISSING + self._boundary_bytes // BYTES_AN_ASK
-        self._is_raw, self._num_training = pipeline.boundary_code == "raw", pipeline.microbatches
+        self._is_raw, self._num_training = pipeline.boundary_code == "raw", context.plan.config.num_items
         self._signs = context.plan.config.audit.on
 
     def use(self, transport: Transport[AnyPeerFrame]) -> None:
@@ -93,7 +93,7 @@ class Links:
                 self._context.peer_blobs.on_frame(header, body)
 
     async def _take_boundary(self, frame: BoundaryFrame, body: Body) -> None:
-        key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward)
+        key = BoundaryKey(frame.step, frame.microbatch, frame.stage, frame.backward, frame.part)
         ticket = check_ticket(self._context.run_state, self._context.member, frame)
         if self._is_past(key) or ticket is Ticket.PAST:
             return
@@ -155,7 +155,7 @@ class Links:
         self._context.cache.put(key, data, frame.hash)
         self._context.local.boundaries[key] = frame.hash
         self._context.local.unavailable.discard(key)
-        if frame.signature:
+        if frame.signature and not frame.part:  # a part is receipted with others, in one list
             self._context.local.sent_to_me[key] = Sent(frame.hash, frame.generation, frame.signature)
         self._asked.pop(key, None)
         if (event := self._arrived.pop(key, None)) is not None:
@@ -165,7 +165,7 @@ class Links:
     # --- giving ------------------------------------------------------------------------------------------------
 
     async def _give_boundary(self, need: NeedFrame) -> None:
-        key = BoundaryKey(need.step, need.microbatch, need.stage, need.backward)
+        key = BoundaryKey(need.step, need.microbatch, need.stage, need.backward, need.part)
         if (key, need.sender.hotkey) in self._sending:
             return  # on a slow link twice would only take longer
         address, data = self._context.address(need.sender), await self._context.cache.get(key)
@@ -178,10 +178,12 @@ class Links:
     async def push(self, owe: Push) -> None:
         data, address = await self._context.cache.get(owe.key), self._context.address(owe.to)
         if data is None or address is None:
+            if data is None:
+                self._context.local.lose(owe.key)
             raise NotFound(f"boundary {owe.key} or its receiver is gone")
         if not await self._send_boundary(address, owe.key, data):
             raise NotFound(f"boundary {owe.key} isn't what is to be given under its lease")
-        self._context.local.pushed.add((owe.key, owe.to))
+        self._context.local.note_pushed(owe.key, owe.to)
 
     async def _send_boundary(self, address: PeerAddress, key: BoundaryKey, data: memoryview) -> bool:
         """False where it may not be given."""
@@ -215,7 +217,7 @@ class Links:
         if mine is not None and not is_of_lease(mine, key, hash_, context.local):
             return None
         frame = BoundaryFrame(
-            context.run_id, key.step, key.microbatch, key.stage, key.backward, member, generation, hash_
+            context.run_id, key.step, key.microbatch, key.stage, key.backward, member, generation, hash_, part=key.part
         )
         return sign_sent(context.signer, frame) if self._signs else frame
 
@@ -254,7 +256,7 @@ class Links:
         for source in owe.sources:
             address = context.address(source)
             if address is not None and source != member:
-                need = NeedFrame(context.run_id, key.step, key.microbatch, key.stage, key.backward, member)
+                need = NeedFrame(context.run_id, key.step, key.microbatch, key.stage, key.backward, member, key.part)
                 await self._transport.send(address, need, b"", priority=Priority.CONTROL, deadline=send_deadline(0))
         self._asked[key] = self._asked.get(key, 0) + 1
         if self._asked[key] >= self._asks:

@@ -73,6 +73,7 @@ class StateWork:
             context.stage = None
             stage = await context.compute.submit(owe, (URGENT, 0), lambda: self._new_stage(owe.stage))
             context.stage = stage
+            context.local.lane_slots = 1  # until it is known what one holds
         root = await self._from_disk(owe, stage) or await self._from_snapshot(owe, stage)
         stage.forget_merge()
         context.local.restored_stage, context.local.root = owe.stage, root
@@ -294,5 +295,4 @@ async def _finish_in_thread(write: Callable[[], bool], stop: threading.Event) ->
 
 def _drop_sums(stage: StageWork, step: int | None) -> None:
     """Sums and graphs up to this step; all of them where the state is loaded anew."""
-    stage.drop_partials(step)
-    stage.executor.drop_graphs(step)
+    stage.drop_work(step)

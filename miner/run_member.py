@@ -30,6 +30,7 @@ from miner.owes import (
     Commit,
     Compute,
     Drop,
+    DropLane,
     Examine,
     Fetch,
     FetchMerged,
@@ -214,7 +215,8 @@ class RunMember:
     async def _spill_forever(self) -> None:
         while True:
             await asyncio.sleep(SPILL_EVERY_S)
-            await self._context.cache.spill(self._context.run_state.next_step)
+            step = self._context.run_state.next_step  # of a round there is too much to keep all of it in memory
+            await self._context.cache.spill(step + self._context.plan.config.lanes.on, step)
 
     # --- the pump ----------------------------------------------------------------------------------------------
 
@@ -286,6 +288,8 @@ class RunMember:
         match owe:
             case Compute():
                 return self._items.run(owe)
+            case DropLane():
+                return self._items.drop_lane(owe)
             case Push():
                 return self.links.push(owe)
             case Fetch():

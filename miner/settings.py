@@ -38,6 +38,8 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``auto``: CUDA where there is one, else the CPU."""
     graph_memory_bytes: int = 4 << 30
     """Retained autograd graphs; beyond it forwards are recomputed (the same bits, more time)."""
+    lane_memory_bytes: int = 8 << 30
+    """Weights, moments and gradients of lanes under way (docs/lanes.md); one is worked on in any case."""
     boundary_memory_bytes: int = 512 << 20
     boundary_disk_bytes: int = 32 << 30
     """At most; what a run's audits may want of this miner (`iota plan` prints it) and no more is kept."""
@@ -89,7 +91,13 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"--peer.announce_port = {self.announce_port} is not allowed",
                 hint="allowed: 0 (the one it listens on) to 65535",
             )
-        for name in ("graph_memory_bytes", "boundary_memory_bytes", "boundary_disk_bytes", "cache_disk_bytes"):
+        for name in (
+            "graph_memory_bytes",
+            "lane_memory_bytes",
+            "boundary_memory_bytes",
+            "boundary_disk_bytes",
+            "cache_disk_bytes",
+        ):
             if getattr(self, name) < 1 << 20:
                 raise ConfigError(f"{name} = {getattr(self, name)} is not allowed", hint="allowed: 1 MiB or more")
         if min(self.witness_memory_bytes, self.witness_disk_bytes) < 0:

@@ -29,13 +29,14 @@ class TokenSource:
         self._groups: OrderedDict[tuple[BlobHash, int], bytes] = OrderedDict()
         self._coming: dict[tuple[BlobHash, int], asyncio.Task[bytes]] = {}
 
-    async def rows(self, item: ItemKey, deadline: Deadline) -> npt.NDArray[np.integer[Any]]:
-        """(rows, sequence_length + 1) tokens; a row group that can't be had raises the store's error."""
-        needed = self._order.ranges_for(item)
+    async def rows(self, item: ItemKey, deadline: Deadline, part: int = 0) -> npt.NDArray[np.integer[Any]]:
+        """(rows, sequence_length + 1) tokens, of a lane those of one part; a row group that can't be had raises the store's
+        error."""
+        needed = self._order.ranges_for(item, part)
         groups: dict[tuple[BlobHash, int], bytes | memoryview] = {}
         for shard, index in needed:
             groups[(shard.blob, index)] = await self._group(shard, index, deadline)
-        return self._order.assemble(item, groups)
+        return self._order.assemble(item, groups, part)
 
     async def _group(self, shard: Shard, index: int, deadline: Deadline) -> bytes:
         key = (shard.blob, index)

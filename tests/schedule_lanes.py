@@ -59,8 +59,7 @@ def compute_part(miner: Miner, me: Member, owe: Compute, w: int) -> None:
 
 def _finish(miner: Miner, me: Member, owe: Compute, at: int, x: int, g: int) -> None:
     local, state = miner.local, miner.state
-    for key, data, _ in finish_lane(local, owe, owe.part, st.num_stages(state)):
-        miner.values[key] = data  # the bytes of a list
+    for key, _, _ in finish_lane(local, owe, owe.part, st.num_stages(state)):
         local.kept[key] = local.boundaries[key]
     del miner.lanes[owe.step, owe.microbatch]
     if not owing.may_add(state, me, local, owe):
