@@ -80,8 +80,8 @@ class Remote:
 
         return asyncio.run(work())
 
-    def control(self, name: str, action: str, deadline: Deadline) -> RunSummary:
-        """Say ``pause``, ``resume`` or ``stop`` of a run that this signer submitted; how it stands then."""
+    def control(self, name: str, action: str, deadline: Deadline, argument: str = "") -> RunSummary:
+        """Say a word (:mod:`subnet.run.control`) about a run that this signer submitted; how it stands then."""
         run_id = next((run.run_id for run in self.runs(deadline) if run.name == name), None)
         if run_id is None:
             raise NotFound(f"{self.url} has no run called {name!r}", hint="see: iota run list")
@@ -90,8 +90,9 @@ class Remote:
             async with self._signed(deadline) as client:
                 assert self._signer is not None  # _signed has looked
                 now_ns = time.time_ns()
-                signature = sign_statement(self._signer, PURPOSE_CONTROL, control_statement(run_id, action, now_ns))
-                request = ControlRequest(action, now_ns, signature)
+                said = control_statement(run_id, action, now_ns, argument)
+                signature = sign_statement(self._signer, PURPOSE_CONTROL, said)
+                request = ControlRequest(action, now_ns, signature, argument)
                 path = f"/v1/runs/{quote(name, safe='')}/control"
                 return await client.request("POST", path, request, RunSummary, deadline=deadline)
 

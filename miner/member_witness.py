@@ -109,6 +109,9 @@ class WitnessWork:
         told = state.audits.cases.get(owe.case)
         if told is None or case.planned != state.run or case.branch > branch(state):
             raise InputError("the case is of another run than this one")
+        known = tuple(terms for terms in state.terms if terms.first_step <= case.step)
+        if case.branch == branch(state) and case.terms != known:
+            raise InputError("the case is of other terms than the run's owner has said")
         named = (case.step, case.stage) == (told.step, told.stage)
         if not named or not 0 <= case.stage < self._context.plan.num_stages:
             raise InputError(f"the case is of step {case.step} stage {case.stage}, which the journal doesn't say")

@@ -156,7 +156,8 @@ class RunMember:
         whole = [event.branch for event in seen] == list(range(self._branch + 1, now + 1))
         step = min(event.step for event in seen) if whole and seen else CALIBRATION_STEP
         for event in seen:
-            logger.warning("case {}: the run is rewound to step {}, branch {}", event.case, event.step, event.branch)
+            why = "its owner's word" if event.owner else f"case {event.case}"
+            logger.warning("{}: the run is rewound to step {}, branch {}", why, event.step, event.branch)
         self._branch = now
         context.cache.rewind(step, now)
         context.local.rewind(step)

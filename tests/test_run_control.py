@@ -1,7 +1,8 @@
-"""Pause, resume and stop: whatever else happens, paused means no new step, stopped means a whole run of fewer steps."""
+"""The owner's words, at any moment: paused means no new step, stopped a whole run of fewer steps, a rollback the steps again."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -18,9 +19,22 @@ from subnet.run import audits as au
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.apply import apply, fold
-from subnet.run.control_event import ACTIONS, PAUSE, PURPOSE_CONTROL, RESUME, STOP, control_statement
+from subnet.run.control import objection, still_follows
+from subnet.run.control_event import (
+    ACTIONS,
+    EXTEND,
+    PAUSE,
+    PURPOSE_CONTROL,
+    RESUME,
+    ROLLBACK,
+    SET_LR,
+    STOP,
+    control_statement,
+)
 from subnet.run.invariants import InvariantBroken
+from subnet.run.schedule import Terms, step_scalars, terms_of
 from subnet.run.state_codec import dump_state, load_state, state_bytes
+from validator.decide_cases import decide_rewind
 from validator.decide_steps import decide_steps
 from validator.follow_checks import WRONG, breaches
 from validator.policy import Policy
@@ -33,10 +47,12 @@ class Told(Coordinator):
     """Its run's owner says something now and then."""
 
     def tick(self, late: bool = False) -> None:
-        if self.core.may_speak and self.state.finished is None and (action := self.sim.word(self.state)):
+        if self.core.may_speak and self.state.finished is None and (said := self.sim.word(self.state)):
             self.sim.num_words += 1
+            action, _, argument = said.partition(" ")
+            self.sim.said[action] += 1
             try:
-                self.emit(ev.RunControlled(action, "submitter", self.sim.num_words, b""))
+                self.emit(ev.RunControlled(action, "submitter", self.sim.num_words, b"", argument))
             except Crash:
                 return
         super().tick(late)
@@ -48,6 +64,7 @@ class ControlledSim(Sim):
     num_words = 0
 
     def _choose(self, lie: str) -> int:
+        self.said = Counter[str]()
         count = super()._choose(lie)
         self.num_steps = 6
         config = self.run_planned.config
@@ -59,12 +76,18 @@ class ControlledSim(Sim):
         return Told(self, *arguments)
 
     def word(self, state: st.RunState) -> str:
-        if not self.chaos:
-            stops = state.next_step > 0 and state.stops_at is None and self.rng.random() < 0.02
-            return RESUME if state.paused else STOP if stops else ""
-        if self.rng.random() < 0.03:
-            return self.rng.choice([PAUSE, RESUME, STOP] if state.next_step > 0 else [PAUSE, RESUME])
-        return ""
+        if not self.chaos and state.paused:
+            return RESUME
+        if self.rng.random() >= 0.04:
+            return ""
+        back, end = self.rng.randint(0, 6), self.rng.randint(1, 7)
+        words = [PAUSE, RESUME] if self.chaos else []
+        if state.next_step > 0:
+            words += [f"{SET_LR} factor 0.5", f"{EXTEND} {end}", *[f"{ROLLBACK} {back}"] * 2]
+            words += [STOP] if self.chaos or self.rng.random() < 0.2 else []
+        word = self.rng.choice(words) if words else ""
+        action, _, argument = word.partition(" ")
+        return word if word and self.said[action] < 4 and objection(state, action, argument) is None else ""
 
     def audit_evaluation(self, step: int, evaluation: tuple[int, ...]) -> None:
         end = self.finished.step if self.finished is not None else None
@@ -87,22 +110,41 @@ class ControlledSim(Sim):
 @pytest.mark.parametrize("delay", [0, 1])
 def test_in_any_schedule_the_sums_are_right_and_the_run_ends_where_it_was_stopped(delay: int) -> None:
     ends: list[int] = []
-    words = 0
+    words = Counter[str]()
     for seed in range(40):
         sim = ControlledSim(seed, delay=delay, checks_all=False)
         sim.run()
         state = sim.coordinator.state
         assert sim.finished is not None
         assert sim.finished.step == state.next_step == st.end_step(state), seed
-        assert set(sim.steps) == set(range(-1, sim.finished.step)), seed
+        assert set(sim.steps) >= set(range(-1, sim.finished.step)), seed
         assert not state.paused
         again = fold(sim.coordinator.journal)
         assert state_bytes(again) == state_bytes(state) == state_bytes(load_state(dump_state(state)))
+        check_words(sim.coordinator.journal)
         ends.append(sim.finished.step)
-        words += sim.counts["RunControlled"]
-    assert words > 40
+        words += sim.said
+    assert min(words[action] for action in ACTIONS) > 2, words
     assert min(ends) < 6
-    assert max(ends) == 6
+    assert max(ends) >= 6
+
+
+def check_words(journal: list[ev.Record]) -> None:
+    """Scalars are those of the words before them, on their branch; a rollback is done where it was wanted, by the next events."""
+    state = st.new_state()
+    for record in journal:
+        event = record.event
+        if isinstance(event, ev.StepPlanned) and event.scalars is not None:
+            terms = terms_of(state.terms, event.step)
+            assert event.scalars == step_scalars(st.config(state), event.step, terms)
+            assert state.rollback_to is None
+        if isinstance(event, ev.Rewound):
+            assert event.owner
+            assert event.step <= state.next_step
+        apply(state, event)
+        if isinstance(event, ev.Rewound):
+            assert (state.next_step, state.rollback_to) == (event.step, None)
+            assert all(terms.first_step <= event.step for terms in state.terms)
 
 
 def planned(num_steps: int = 5, **options: Any) -> st.RunState:
@@ -116,8 +158,8 @@ def planned(num_steps: int = 5, **options: Any) -> st.RunState:
     return state
 
 
-def word(action: str, at: int) -> ev.RunControlled:
-    return ev.RunControlled(action, "submitter", at, b"")
+def word(action: str, at: int, argument: str = "") -> ev.RunControlled:
+    return ev.RunControlled(action, "submitter", at, b"", argument)
 
 
 def next_planned(state: st.RunState) -> list[int]:
@@ -138,7 +180,7 @@ def test_no_step_begins_while_a_run_is_paused() -> None:
     assert next_planned(state) == [-1]
 
 
-def test_a_word_is_journaled_once_and_none_but_these_three() -> None:
+def test_a_word_is_journaled_once_and_none_but_these() -> None:
     state = planned()
     apply(state, word(PAUSE, 5))
     with pytest.raises(InvariantBroken, match="comes after 5"):
@@ -157,6 +199,88 @@ def test_a_stop_lets_a_paused_run_go_on_to_its_end_and_is_final() -> None:
     assert next_planned(state) == [-1]
 
 
+def test_a_learning_rate_holds_from_the_first_step_that_is_not_planned() -> None:
+    state = planned()
+    apply(state, ev.StepPlanned(-1, 2, 0, None))
+    apply(state, word(SET_LR, 1, "factor 0.5"))
+    assert state.terms == [Terms(first_step=0, lr_factor=0.5)]
+    state.next_step = 3
+    apply(state, word(SET_LR, 2, "value 0.25"))
+    apply(state, word(EXTEND, 3, "9"))
+    assert state.terms[-1] == Terms(first_step=4, steps=9, lr_factor=0.5, lr_value=0.25, end=9)
+    assert st.end_step(state) == 9
+    apply(state, word(EXTEND, 4, "12 keep"))
+    assert state.terms[-1].steps == 9
+    apply(state, word(SET_LR, 5, "factor 1"))
+    assert state.terms[-1] == Terms(first_step=4, steps=9, end=12)
+    assert terms_of(state.terms, 3).lr_factor == 0.5
+
+
+@pytest.mark.parametrize(
+    ("action", "argument", "said", "over"),
+    [
+        (SET_LR, "", "no learning rate", False),
+        (SET_LR, "factor -1", "no learning rate", False),
+        (SET_LR, "factor nan", "no learning rate", False),
+        (SET_LR, "factor 1_0", "no learning rate", False),
+        (SET_LR, "value 11", "learning rate of 11", False),
+        (SET_LR, "factor 1e9", "learning rate of", False),
+        (EXTEND, "many", "no number of steps", False),
+        (EXTEND, "9 squeeze", "no number of steps", False),
+        (EXTEND, "3", "can't end after 3", False),
+        (EXTEND, "99999999", "can't end after", False),
+        (ROLLBACK, "-1", "no step", False),
+        (ROLLBACK, "5", "made 4 updates", False),
+        (PAUSE, "now", "takes no argument", False),
+        (SET_LR, "value " + "1" * 80, "characters", False),
+    ],
+)
+def test_what_cannot_be_followed_says_why(action: str, argument: str, said: str, over: bool) -> None:
+    state = planned()
+    state.next_step = 4
+    found = objection(state, action, argument)
+    assert found is not None
+    assert said in found.reason
+    assert found.hint
+    assert found.over is over
+    with pytest.raises(InvariantBroken):
+        apply(state, word(action, 1, argument))
+
+
+def test_words_that_come_too_late() -> None:
+    state = planned()
+    state.next_step = 5
+    for action, argument in ((SET_LR, "factor 2"), (EXTEND, "9")):
+        found = objection(state, action, argument)
+        assert found is not None
+        assert found.over, "all steps are sealed"
+    assert objection(state, ROLLBACK, "3") is not None or state.sealed == {}
+    state.next_step = 2
+    apply(state, word(ROLLBACK, 7, "1"))
+    assert (state.rollback_to, state.paused) == (1, True)
+    assert objection(state, SET_LR, "factor 2") is not None
+    assert not still_follows(state, word(PAUSE, 7))
+    assert still_follows(state, word(PAUSE, 8))
+
+
+def test_a_rollback_is_the_next_thing_that_happens_and_forgets_later_words() -> None:
+    state = planned()
+    state.next_step, state.sealed = 3, {step: st.StepLog(None, 2, 0, ()) for step in range(-1, 3)}
+    state.terms = [Terms(first_step=1, lr_factor=0.5), Terms(first_step=3, end=9)]
+    apply(state, word(ROLLBACK, 1, "2"))
+    decided = decide_rewind(state, Watch())
+    assert [d.what for d in decided] == [ev.Rewound(2, 1, 0, owner=True)]
+    with pytest.raises(InvariantBroken, match="owner wants the run at 2"):
+        apply(msgspec.structs.replace(state), ev.Rewound(1, 1, 0, owner=True))
+    with pytest.raises(InvariantBroken, match="without rewinds"):
+        apply(msgspec.structs.replace(state), ev.Rewound(2, 1, 0))
+    apply(state, decided[0].what)  # type: ignore[arg-type]
+    assert (state.next_step, state.paused, state.rollback_to) == (2, True, None)
+    assert state.terms == [Terms(first_step=1, lr_factor=0.5)]
+    assert st.end_step(state) == 5
+    assert next_planned(state) == []
+
+
 def test_windows_end_where_the_run_was_stopped() -> None:
     config = msgspec.structs.replace(planned(100).run.config)  # type: ignore[union-attr]
     size = config.audit.window_steps
@@ -170,9 +294,15 @@ def test_windows_end_where_the_run_was_stopped() -> None:
 RUN_ID = "toy"
 
 
-def request(action: str, at: int, signer: Signer = FIRST, run_id: str = RUN_ID) -> ControlRequest:
-    signature = sign_statement(signer, PURPOSE_CONTROL, control_statement(run_id, action, at))
-    return ControlRequest(action, at, signature)
+ARGUMENTS = {SET_LR: "factor 0.5", EXTEND: "9", ROLLBACK: "0"}
+
+
+def request(
+    action: str, at: int, signer: Signer = FIRST, run_id: str = RUN_ID, argument: str | None = None
+) -> ControlRequest:
+    said = ARGUMENTS.get(action, "") if argument is None else argument
+    signature = sign_statement(signer, PURPOSE_CONTROL, control_statement(run_id, action, at, said))
+    return ControlRequest(action, at, signature, said)
 
 
 def entry() -> RunEntry:
@@ -182,6 +312,7 @@ def entry() -> RunEntry:
 
 def test_only_the_submitters_newer_word_is_taken() -> None:
     state = planned()
+    state.next_step = 0
     for action in ACTIONS:
         assert controlled(entry(), state, FIRST.hotkey, request(action, 7)).action == action
     refused: list[tuple[str, ControlRequest, type[Exception]]] = [
@@ -189,6 +320,7 @@ def test_only_the_submitters_newer_word_is_taken() -> None:
         (FIRST.hotkey, request(PAUSE, 7, SECOND), AuthFailed),
         (FIRST.hotkey, request(PAUSE, 7, run_id="another"), AuthFailed),
         (FIRST.hotkey, msgspec.structs.replace(request(PAUSE, 7), action=STOP), AuthFailed),
+        (FIRST.hotkey, msgspec.structs.replace(request(SET_LR, 7), argument="factor 2"), AuthFailed),
         (FIRST.hotkey, request("explode", 7), InputError),
     ]
     for hotkey, asked, error in refused:
@@ -206,12 +338,14 @@ def test_only_the_submitters_newer_word_is_taken() -> None:
 def test_a_follower_finds_a_word_that_its_owner_did_not_sign() -> None:
     state = st.new_state()
     apply(state, msgspec.structs.replace(toy.plan_run(1, 2, 5), submitter=FIRST.hotkey))
-    good = request(STOP, 7)
+    good, rate = request(STOP, 7), request(SET_LR, 7)
     honest = ev.RunControlled(STOP, FIRST.hotkey, 7, good.signature)
-    assert breaches(state, honest) == []
+    changed = ev.RunControlled(SET_LR, FIRST.hotkey, 7, rate.signature, rate.argument)
+    assert breaches(state, honest) == breaches(state, changed) == []
     for forged in (
         msgspec.structs.replace(honest, action=PAUSE),
         msgspec.structs.replace(honest, time_ns=8),
+        msgspec.structs.replace(changed, argument="factor 2"),
         msgspec.structs.replace(honest, by=SECOND.hotkey, signature=request(STOP, 7, SECOND).signature),
     ):
         assert [found.code for found in breaches(state, forged)] == ["control"]

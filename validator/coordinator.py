@@ -21,6 +21,7 @@ from subnet.errors import IotaError, Refusal
 from subnet.protocol.messages import AnyClaim, BackwardReceipt, ForwardReceipt, JoinAnswer, JoinRequest
 from subnet.protocol.signing import Signer
 from subnet.run.apply import apply
+from subnet.run.control import still_follows
 from subnet.run.events import (
     AnyEvent,
     Appealed,
@@ -29,6 +30,7 @@ from subnet.run.events import (
     HardwareClassSet,
     Record,
     Rewound,
+    RunControlled,
     RunFinished,
     RunPlanned,
     TermStarted,
@@ -264,7 +266,8 @@ class Coordinator:
         inbox, answers = self._inbox, list[tuple[asyncio.Future[JoinAnswer], JoinAnswer]]()
         while inbox.told:
             event = inbox.told.popleft()
-            if self.state.finished is None:
+            late = isinstance(event, RunControlled) and not still_follows(self.state, event)
+            if self.state.finished is None and not late:
                 self._emit(event)
         while inbox.completions:
             self._finish(inbox.completions.popleft())

@@ -11,6 +11,7 @@ from subnet.run import audits as au
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.audits import CaseState
+from subnet.run.control import rollback_target
 from subnet.run.state import RunState
 from subnet.words import Member
 from validator.decision import Decision, RunAppeal, because
@@ -200,10 +201,15 @@ def _refusal(state: RunState, hotkey: str, code: str, count: int, charge: str = 
 
 
 def decide_rewind(state: RunState, watch: Watch) -> list[Decision]:
-    """Back to before the first sealed partial of a convicted hotkey that wasn't found to be right.
+    """Back to where the run's owner wants it, or before the first sealed partial of a convicted hotkey that wasn't found to
+    be right.
 
     Asked before any step begins or the run ends.
     """
+    wanted = rollback_target(state)
+    if wanted is not None:
+        event = ev.Rewound(wanted, state.audits.branch + 1, 0, owner=True)
+        return [Decision(event, because("owner_rolls_back", step=wanted))]
     guilty = state.convicted - state.audits.settled
     if not guilty or not st.config(state).audit.rewind:
         return []

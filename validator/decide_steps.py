@@ -8,7 +8,7 @@ from subnet.run import audits
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.config import RunConfig
-from subnet.run.schedule import bits_fp32, norm_and_coefficient, step_scalars
+from subnet.run.schedule import bits_fp32, norm_and_coefficient, step_scalars, terms_of
 from subnet.run.state import RunState, StepWork
 from subnet.words import CALIBRATION_STEP
 from validator.decision import Decision, FinishRun, because
@@ -36,7 +36,7 @@ def _plan(state: RunState, watch: Watch) -> list[Decision]:
         step=step,
         num_training=config.num_items if step < last else 0,
         num_evaluation=num_evaluation,
-        scalars=step_scalars(config, step) if CALIBRATION_STEP < step < last else None,
+        scalars=step_scalars(config, step, terms_of(state.terms, step)) if CALIBRATION_STEP < step < last else None,
     )
     return [Decision(event, because("step_is_due", step=step))]
 
@@ -52,7 +52,7 @@ def _snapshots(now_s: float, state: RunState, watch: Watch, policy: Policy) -> l
             continue
         ordered = state.orders.get(stage)
         age_s = watch.age(("snapshot", stage, str(ordered)), now_s) if ordered else 0.0
-        if ordered in replicas and (age_s < policy.snapshot_s or len(replicas) == 1):
+        if ordered in replicas and (age_s < watch.waits.snapshot_s(state, policy, stage) or len(replicas) == 1):
             continue
         unasked = [k for k in replicas if not watch.is_timed(("snapshot", stage, str(k)))]
         if unasked:

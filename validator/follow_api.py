@@ -18,7 +18,7 @@ from subnet.protocol.api import MemberView, RunSummary
 from subnet.protocol.follow_api import FOLLOWER, FollowedView, FollowerStatus
 from subnet.protocol.messages import Hello
 from subnet.protocol.signing import RequestVerifier
-from subnet.run.state import RunState, config, works
+from subnet.run.state import RunState, end_step, works
 from subnet.words import PROTOCOL_VERSION
 from validator.follow_page import follower_desk
 from validator.follow_run import FollowedRun
@@ -112,7 +112,7 @@ def hello_of(node: FollowerNode) -> Hello:
 
 def summary_of(node: FollowerNode, run: FollowedRun) -> RunSummary:
     state, history = run.state, run.history
-    steps = config(state).run.steps if state.run is not None else 0
+    steps = end_step(state) if state.run is not None else 0
     return RunSummary(
         name=run.name,
         run_id=run.run_id,

@@ -14,7 +14,7 @@ from subnet.protocol.signing import verify_statement
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.control_event import PURPOSE_CONTROL, control_statement
-from subnet.run.schedule import StepScalars, step_scalars
+from subnet.run.schedule import StepScalars, step_scalars, terms_of
 from subnet.run.state import RunState, StepWork
 from subnet.words import CALIBRATION_STEP, Commitment
 from validator.decide_merges import stage_sealed
@@ -79,7 +79,7 @@ def _planned(state: RunState, event: ev.StepPlanned) -> list[Found]:
     config, found = st.config(state), list[Found]()
     end = st.end_step(state)
     due = CALIBRATION_STEP < event.step < end
-    wanted = step_scalars(config, event.step) if due else None
+    wanted = step_scalars(config, event.step, terms_of(state.terms, event.step)) if due else None
     if event.scalars != wanted:
         differs = [
             f"{name} {getattr(event.scalars, name, None)}, not {getattr(wanted, name, None)}"
@@ -119,8 +119,8 @@ def _finished(state: RunState, event: ev.RunFinished) -> list[Found]:
 
 
 def _controlled(run: ev.RunPlanned, event: ev.RunControlled) -> list[Found]:
-    """Only who submitted a run may pause or end it."""
-    said = control_statement(run.run_id, event.action, event.time_ns)
+    """Only who submitted a run may say anything of it."""
+    said = control_statement(run.run_id, event.action, event.time_ns, event.argument)
     if event.by == run.submitter and verify_statement(event.by, PURPOSE_CONTROL, said, event.signature):
         return []
     return [Found("control", f"{event.action} isn't signed by {run.submitter}, who submitted the run")]

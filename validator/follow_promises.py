@@ -170,8 +170,8 @@ class Promises:
     def _rewound(self, state: RunState, event: ev.Rewound) -> list[Found]:
         """Only for somebody who is convicted and whose sealed work hasn't been undone yet."""
         self._forget_from(event.step)
-        if state.convicted - state.audits.settled:
-            return []
+        if event.owner or state.convicted - state.audits.settled:
+            return []  # that its owner has asked for it is the fold's to check
         return [Found("rewound", f"the run is rewound to step {event.step}, though no convict's work is left in it")]
 
     def _forget_from(self, step: int) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
+from itertools import islice
 
 import msgspec
 
 from subnet.protocol.api import StepView
+from subnet.run.alarms import AlarmsSection, spike
 from subnet.run.events import (
     Appealed,
     AuditClosed,
@@ -85,6 +87,8 @@ class _Dump(msgspec.Struct, frozen=True, array_like=True):
     marks: list[Mark] = []
     num_marks: int = 0
     open_step: int = CALIBRATION_STEP
+    rates: dict[int, float | None] = {}
+    alarms: AlarmsSection = AlarmsSection()
 
 
 _dump_decoder = msgspec.msgpack.Decoder(_Dump)
@@ -102,6 +106,9 @@ class History:
         """Of all that ever were; the deque has the last of them."""
         self._since_ns = 0
         self._open_step = CALIBRATION_STEP
+        self._rates: dict[int, float | None] = {}
+        """Learning rates of the steps that are planned, and of the one before."""
+        self._alarms = AlarmsSection()
 
     def dump(self) -> bytes:
         """Everything, for :meth:`load`."""
@@ -119,6 +126,8 @@ class History:
                 list(self.marks),
                 self.num_marks,
                 self._open_step,
+                self._rates,
+                self._alarms,
             )
         )
 
@@ -133,6 +142,7 @@ class History:
         history._since_ns = found.since_ns
         history.marks.extend(found.marks)
         history.num_marks, history._open_step = found.num_marks, found.open_step
+        history._rates, history._alarms = found.rates, found.alarms
         return history
 
     def fold(self, record: Record) -> None:
@@ -140,16 +150,19 @@ class History:
         if type(event) in _EVERYDAY:
             return
         match event:
+            case RunPlanned():
+                self._alarms = event.config.alarms
             case StepPlanned():
                 self._since_ns = self._since_ns or record.time_ns
                 self._open_step = event.step
+                self._rates = {event.step - 1: self._rates.get(event.step - 1)}
+                self._rates[event.step] = bits_fp32(event.scalars.lr) if event.scalars is not None else None
             case StepSealed():
                 seconds = (record.time_ns - self._since_ns) / 1e9
                 self._since_ns = record.time_ns
                 loss, norm = bits_fp64(event.loss_bits), bits_fp64(event.norm_bits)
                 if event.step >= 0:
-                    holdout = mean_loss(event.evaluation)
-                    self.steps.append(StepView(event.step, loss, norm, event.tokens, seconds, holdout))
+                    self._sealed(event, loss, norm, seconds, record.time_ns)
             case StageSealed():
                 self.num_merges += 1
             case Rewound():
@@ -171,12 +184,26 @@ class History:
             stamp = time.strftime("%H:%M:%S", time.localtime(record.time_ns / 1e9))
             self.lines.append(f"{stamp} {line}")
 
+    def _sealed(self, event: StepSealed, loss: float, norm: float, seconds: float, time_ns: int) -> None:
+        """Notes a step, and sounds the alarm where it is far off those before it."""
+        before = list(islice(reversed(self.steps), self._alarms.window_steps))
+        alarm = spike(self._alarms, [s.loss for s in before], [s.norm for s in before], loss, norm)
+        holdout, rate = mean_loss(event.evaluation), self._rates.get(event.step)
+        self.steps.append(StepView(event.step, loss, norm, event.tokens, seconds, holdout, rate, alarm))
+        if alarm:
+            self._note(Mark(event.step, time_ns, "alarm", "", alarm))
+            stamp = time.strftime("%H:%M:%S", time.localtime(time_ns / 1e9))
+            self.lines.append(f"{stamp} alarm at step {event.step}: {alarm}")
+
+    def _note(self, mark: Mark) -> None:
+        self.marks.append(mark)
+        self.num_marks += 1
+
     def _mark(self, record: Record) -> None:
         """Those who leave at the end disturb nothing."""
         mark = None if self.root is not None else mark_of(record.event, self._open_step, record.time_ns)
         if mark is not None:
-            self.marks.append(mark)
-            self.num_marks += 1
+            self._note(mark)
 
     def tokens_per_s(self, last: int = 10) -> float:
         """Over the last steps, from seal to seal."""
@@ -220,7 +247,7 @@ def describe(record: Record) -> str:
         case RunFinished():
             return f"run finished: root {event.root}"
         case RunControlled():
-            return f"{event.action} by the run's owner {short(event.by)}"
+            return f"{' '.join(filter(None, (event.action, event.argument)))} by the run's owner {short(event.by)}"
         case PolicyChanged():
             when = f" from block {event.effective_block} on" if event.effective_block else ""
             return f"scores are counted with policy {short(event.digest)}{when}, by {short(event.by)}"
@@ -261,6 +288,8 @@ def _describe_audits(record: Record) -> str:
             return f"case {event.case}: {_OUTCOMES.get(event.outcome, event.outcome)}"
         case Appealed():
             return f"case {event.case}: appeal {'rejected' if event.upheld else 'granted, the penalty ends'}"
+        case Rewound() if event.owner:
+            return f"rewound to step {event.step}, branch {event.branch}: by the run's owner"
         case Rewound():
             return f"rewound to step {event.step}, branch {event.branch}: a sealed lie is undone (case {event.case})"
         case _:

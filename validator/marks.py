@@ -21,9 +21,23 @@ from subnet.run.events import (
 from subnet.words import short
 
 MAX_MARKS = 10_000
-KINDS = ("lost", "left", "out", "joined", "void", "leader", "owner", "trace", "skipped", "case", "rewound", "control")
+KINDS = (
+    "lost",
+    "left",
+    "out",
+    "joined",
+    "void",
+    "leader",
+    "owner",
+    "trace",
+    "skipped",
+    "case",
+    "rewound",
+    "control",
+    "alarm",
+)
 """``lost``: silent or unreachable; ``left``: by itself; ``out``: put out for what it did;
-``control``: paused, resumed or stopped by the run's owner."""
+``control``: what the run's owner said of it; ``alarm``: a loss or a gradient far off those before."""
 
 _OUT = frozenset({"liar", "checksum", "accused"})
 _LEFT = frozenset({"left", "replaced"})
@@ -65,10 +79,13 @@ def mark_of(event: AnyEvent, step: int, time_ns: int) -> Mark | None:
             return Mark(step, time_ns, "case", str(event.member), text)
         case CaseClosed():
             return Mark(step, time_ns, "case", "", f"case {event.case} closed: {event.outcome}")
+        case Rewound() if event.owner:
+            return Mark(event.step, time_ns, "rewound", "", f"rewound to step {event.step} by the run's owner")
         case Rewound():
             text = f"rewound to step {event.step}: a sealed lie is undone (case {event.case})"
             return Mark(event.step, time_ns, "rewound", "", text)
         case RunControlled():
-            return Mark(step, time_ns, "control", event.by, f"{event.action} by the run's owner {short(event.by, 8)}")
+            said = " ".join(filter(None, (event.action, event.argument)))
+            return Mark(step, time_ns, "control", event.by, f"{said} by the run's owner {short(event.by, 8)}")
         case _:
             return None

@@ -15,7 +15,7 @@ from subnet.protocol.api import MemberView, RunStatus, RunSummary, StallView, St
 from subnet.protocol.audit_api import AuditCosts, CaseView
 from subnet.run.apply import apply
 from subnet.run.config import RunConfig
-from subnet.run.state import RunState
+from subnet.run.state import RunState, end_step
 from subnet.timing import Clock
 from validator.audit_desk import case_view
 from validator.copies import Copy
@@ -231,7 +231,7 @@ def _history_of(copy: Copy | None) -> History:
 
 def _finished_summary(entry: RunEntry, history: History, state: RunState) -> RunSummary:
     loss = history.steps[-1].loss if history.steps else None
-    step, steps = max(0, state.next_step), entry.config.run.steps
+    step, steps = max(0, state.next_step), entry.config.run.steps if state.run is None else end_step(state)
     return RunSummary(entry.name, entry.stored.run_id, "finished", 0, step, steps, loss, history.root)
 
 

@@ -96,7 +96,7 @@ def _starving_stage(now_s: float, state: RunState, watch: Watch, policy: Policy)
     if watch.balanced_step == step or not (between or st.update_delay(state)):
         return []
     watch.balanced_step, watch.drains = step, False
-    if step < 0 or step + policy.rebalance_steps >= st.config(state).run.steps:
+    if step < 0 or step + policy.rebalance_steps >= st.end_step(state):
         return []
     move = stage_plan.move_for_balance(replicas(state, watch), stage_costs(state), policy.rebalance_factor)
     if move is None:

@@ -15,7 +15,7 @@ from subnet.protocol import wire
 from subnet.protocol.api import MemberView, RunStatus, RunSummary, StoreCosts
 from subnet.protocol.messages import SIGNED_CLAIMS, Report
 from subnet.run.events import Record, RunControlled, StageSealed, StepSealed, WindowAudited, WindowClosed
-from subnet.run.state import RunState, works
+from subnet.run.state import RunState, end_step, works
 from validator.audit_cases import CaseShelf
 from validator.audit_watch import AuditWatch
 from validator.coordinator import Coordinator
@@ -66,6 +66,8 @@ class RunSession:
             projection=self._projection,
         )
         self.over = False
+        self.words = asyncio.Lock()
+        """Held while a word of the run's owner is journaled."""
         self._told_policies = set[tuple[str, float]]()
         self.take_policy(node.policies.policy(node.clock.wall_ns() / 1e9))
         self.audits.attach(self.coordinator, self.clock)
@@ -247,7 +249,7 @@ class RunSession:
             status,
             place,
             max(0, state.next_step),
-            state.stops_at or self.entry.config.run.steps,
+            self.entry.config.run.steps if state.run is None else end_step(state),
             last,
             history.root,
             "" if state.finished else self.waiting_for(),

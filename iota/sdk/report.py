@@ -185,7 +185,9 @@ class Reader:
         for view in views:
             if view.step < self._done:
                 continue
-            rate = learning_rate(config, view.step * config.lanes.inner_steps) if config is not None else None
+            rate = view.learning_rate
+            if config is not None and (rate is None or config.lanes.on):
+                rate = learning_rate(config, view.step * config.lanes.inner_steps)
             report = StepReport(
                 view.step + 1, steps, view.loss, view.holdout_loss, view.norm, rate, view.tokens, view.seconds
             )

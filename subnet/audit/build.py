@@ -26,6 +26,7 @@ from subnet.audit.case import (
 )
 from subnet.audit.ledger import SealedStage, WorkLedger, inputs_of
 from subnet.errors import NotFound
+from subnet.run.schedule import Terms
 from subnet.run.state import (
     RunState,
     StepWork,
@@ -85,6 +86,7 @@ def case_before_seal(
         merge=manifest,
         skipped=tuple(sorted(m for m in work.skipped if m < work.num_training)),
         hardware_class=_hardware_class(state),
+        terms=_terms_to(state, step),
     )
 
 
@@ -144,6 +146,7 @@ def case_after_seal(
         update=update,
         skipped=sealed.skipped,
         hardware_class=_hardware_class(state),
+        terms=_terms_to(state, step),
     )
 
 
@@ -155,6 +158,10 @@ def _sealed_items(state: RunState, sealed: SealedStage, entry: Commitment) -> tu
             return None
         found.append(ItemCase(m, item.x, item.gradient, item.forward, item.backward, item.loss_bits))
     return tuple(found)
+
+
+def _terms_to(state: RunState, step: int) -> tuple[Terms, ...]:
+    return tuple(terms for terms in state.terms if terms.first_step <= step)
 
 
 def _hardware_class(state: RunState) -> tuple[str, ...]:
@@ -226,6 +233,7 @@ def root_case(state: RunState, ledger: WorkLedger, stage: int) -> Case:
         state=state_ref(state, ledger, stage, version),
         partials=(),
         hardware_class=_hardware_class(state),
+        terms=_terms_to(state, version - 1),
         roots=tuple((k, info.root) for k, info in members if (info.stage, info.version) == (stage, version)),
     )
 

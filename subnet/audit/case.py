@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from subnet.protocol.wire import MerkleProof
 from subnet.run.events import RunPlanned
-from subnet.run.schedule import StepScalars
+from subnet.run.schedule import StepScalars, Terms
 from subnet.words import Commitment, Member
 
 CASE_VERSION = 1
@@ -129,6 +129,8 @@ class Case(msgspec.Struct, frozen=True):
     claims: tuple[SignedClaim, ...] = ()
     roots: tuple[tuple[Member, str], ...] = ()
     """(member, stage root it reported after the step's update). Such a case has no partials: only the state is made."""
+    terms: tuple[Terms, ...] = ()
+    """What the run's owner had changed of steps up to this one (:mod:`subnet.run.control`)."""
 
 
 class RedoneItem(msgspec.Struct, frozen=True, array_like=True):

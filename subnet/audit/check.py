@@ -15,7 +15,7 @@ from subnet.errors import InputError, VersionUnsupported
 from subnet.model.plan import ModelPlan, ModelUnits
 from subnet.protocol.wire import is_blob_hash
 from subnet.run.events import RunPlanned
-from subnet.run.schedule import StepScalars, step_scalars
+from subnet.run.schedule import StepScalars, Terms, step_scalars, terms_of
 from subnet.words import CALIBRATION_STEP
 
 LIMIT_ELEMENTS = 1 << 42
@@ -95,7 +95,8 @@ def check_case(case: Case) -> ModelPlan:
     plan = plan_of(case.planned)
     _require(0 <= case.stage < plan.num_stages, f"there is no stage {case.stage}")
     first = CALIBRATION_STEP - bool(case.roots)  # whose root is that of the run's first state
-    _require(first <= case.step < plan.config.run.steps, f"there is no step {case.step}")
+    last = max(plan.config.run.steps, *(terms.end for terms in case.terms), 0)
+    _require(first <= case.step < last, f"there is no step {case.step}")
     _require(case.branch >= 0, f"there is no branch {case.branch}")
     _require(is_blob_hash(case.planned.data), "the run names no data")
     own = own_partitions(plan, case.stage)
@@ -114,7 +115,7 @@ def check_case(case: Case) -> ModelPlan:
     if case.update is not None:
         _require(case.merge is not None and case.merge.whole, "an update without all of the step's partials")
         _require(case.update.step == case.step, "an update of another step")
-        _check_log(plan, case.update, own)
+        _check_log(plan, case.update, own, case.terms)
     _require(len(case.hardware_class) in (0, plan.num_stages), "not one hardware class a stage")
     return plan
 
@@ -136,14 +137,15 @@ def _check_state(case: Case, plan: ModelPlan, own: Sequence[int]) -> None:
     _require(not state.root or is_blob_hash(state.root), "the snapshot's root is no hash")
     _require([log.step for log in state.log] == [*range(state.version, needed)], "the log has gaps")
     for log in state.log:
-        _check_log(plan, log, own)
+        _check_log(plan, log, own, case.terms)
 
 
-def _check_log(plan: ModelPlan, log: LogStep, own: Sequence[int]) -> None:
+def _check_log(plan: ModelPlan, log: LogStep, own: Sequence[int], said: Sequence[Terms]) -> None:
     what = f"update {log.step}"
     _require((log.scalars is None) == (log.step == CALIBRATION_STEP), f"{what}: scalars where there are none, or none")
     _require(
-        log.scalars is None or _on_schedule(plan, log.step, log.scalars), f"{what}: scalars off the run's schedule"
+        log.scalars is None or _on_schedule(plan, log.step, log.scalars, said),
+        f"{what}: scalars off the run's schedule",
     )
     _require(1 <= log.num_counted <= plan.config.num_items, f"{what}: {log.num_counted} microbatches")
     _require(0 <= log.coefficient_bits < 1 << 32, f"{what}: the coefficient is no fp32")
@@ -174,10 +176,10 @@ def _check_partial(case: Case, plan: ModelPlan, partial: PartialCase, own: Seque
     _require({index for index, _ in partial.fingerprints} <= {*own}, f"{who}: fingerprints of other partitions")
 
 
-def _on_schedule(plan: ModelPlan, step: int, told: StepScalars) -> bool:
+def _on_schedule(plan: ModelPlan, step: int, told: StepScalars, said: Sequence[Terms]) -> bool:
     """Whether an update's scalars are the run's; another machine's cosine may round the last bit otherwise."""
-    due = step_scalars(plan.config, step)
-    ours, theirs = msgspec.structs.astuple(due)[:-1], msgspec.structs.astuple(told)[:-1]
+    due = step_scalars(plan.config, step, terms_of(said, step))
+    ours, theirs = msgspec.structs.astuple(due), msgspec.structs.astuple(told)
     return due.decays == told.decays and all(abs(a - b) <= 1 for a, b in zip(ours, theirs, strict=True))
 
 

@@ -42,11 +42,13 @@ class ControlRequest(msgspec.Struct, frozen=True):
     """``POST /v1/runs/NAME/control``: its submitter's word about a run, to be journaled with its signature."""
 
     action: str
-    """pause, resume, stop."""
+    """pause, resume, stop, set-lr, extend, rollback."""
     time_ns: int
     """The submitter's clock; later than that of the word before."""
     signature: bytes
     """Over :func:`subnet.run.control_event.control_statement`, purpose ``run-control/1``."""
+    argument: str = ""
+    """:class:`subnet.run.control_event.RunControlled` says what each action takes."""
 
 
 class WaitView(msgspec.Struct, frozen=True):
@@ -103,6 +105,10 @@ class StepView(msgspec.Struct, frozen=True):
     tokens: int
     seconds: float
     holdout_loss: float | None
+    learning_rate: float | None = None
+    """As journaled; None for steps before this was kept."""
+    alarm: str = ""
+    """In words, where the loss or the gradient is far off those before (``[alarms]``)."""
 
 
 class StoreCosts(msgspec.Struct, frozen=True):

@@ -277,7 +277,7 @@ def seal_step(state: RunState, event: ev.StepSealed) -> None:
     state.sealed[event.step] = StepLog(work.scalars, event.num_counted, event.coefficient_bits, seals)
     state.next_step += 1
     state.work, state.ahead, state.seals, state.roots, state.orders = state.ahead, None, {}, {}, {}
-    if update_delay(state) or config(state).audit.on:
+    if update_delay(state) or config(state).audit.on or config(state).snapshot.keep_steps:
         drop_replaced(state)  # what was kept for the step that is sealed now
 
 

@@ -123,3 +123,5 @@ class Rewound(Event, tag="Rewound", frozen=True):
     step: int
     branch: int
     case: int
+    owner: bool = False
+    """By the word of the run's owner (``rollback``): nobody has lied."""

@@ -27,6 +27,7 @@ from subnet.run.audit_parts import (
     OpenAudit,
 )
 from subnet.run.audits import first_of, last_of, num_windows, oldest_restorable, verdict, window_of
+from subnet.run.control import forget_terms_after, rollback_target
 from subnet.run.invariants import require
 from subnet.run.members import drop_replaced
 from subnet.run.state import REDUCING, REVEALED, RunState, config, end_step, group_of, num_stages
@@ -260,7 +261,9 @@ def apply_appealed(state: RunState, event: Appealed) -> None:
 def apply_rewound(state: RunState, event: Rewound) -> None:
     """Every incarnation ends, as by a new term; sealed steps from ``step`` on never were; who was convicted stays it."""
     audits, run = state.audits, config(state)
-    require(run.audit.rewind, "a run without rewinds is rewound")
+    require(run.audit.rewind or event.owner, "a run without rewinds is rewound")
+    wanted = rollback_target(state)
+    require(not event.owner or event.step == wanted, f"the owner wants the run at {wanted}, not at {event.step}")
     require(event.branch == audits.branch + 1, f"branch {event.branch} follows {audits.branch}")
     case = audits.cases.get(event.case)
     require(event.case == 0 or (case is not None and case.outcome == CONVICTED), f"case {event.case} is no conviction")
@@ -278,6 +281,8 @@ def apply_rewound(state: RunState, event: Rewound) -> None:
     audits.windows = {n: closed for n, closed in audits.windows.items() if closed.last_step < event.step}
     audits.next_window = min(audits.next_window, window_of(run, event.step))
     audits.audited_to = min(audits.audited_to, event.step)
+    if event.owner:
+        forget_terms_after(state, event.step)
 
 
 def live_of(state: RunState, hotkey: str) -> Member | None:

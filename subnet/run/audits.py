@@ -173,6 +173,8 @@ def evidence_steps(config: RunConfig) -> tuple[int, int]:
 def log_from(state: RunState) -> int:
     """The oldest state that must stay one that can be rebuilt: for joiners, for audits, and to rewind to."""
     run, needed = config(state), oldest_needed(state)
+    if run.snapshot.keep_steps:
+        needed = max(CALIBRATION_STEP, min(needed, state.next_step - run.snapshot.keep_steps))
     if not run.audit.on:
         return needed
     needed = min(needed, run.version_of(evidence_from(state)))

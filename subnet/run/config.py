@@ -10,11 +10,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+from subnet.run.alarms import AlarmsSection
 from subnet.run.config_base import Section as _Section
 from subnet.run.config_base import check as _check
 from subnet.run.lanes import LanesSection
 from subnet.run.objective import ObjectiveSection
+from subnet.run.optimization import OptimizerSection, ScheduleSection
 from subnet.run.trainable import TrainableSection
+
+MAX_STEPS = 10_000_000
 
 
 class RunSection(_Section, frozen=True):
@@ -28,7 +32,7 @@ class RunSection(_Section, frozen=True):
         ok = 0 < len(self.name) <= 64 and all(c.isalnum() or c in "-_" for c in self.name)
         _check(ok, "run.name", self.name, "1 to 64 letters, digits, - and _")
         _check(0 <= self.seed < 2**63, "run.seed", self.seed, "0 to 2^63 - 1")
-        _check(1 <= self.steps <= 10_000_000, "run.steps", self.steps, "1 to 10,000,000")
+        _check(1 <= self.steps <= MAX_STEPS, "run.steps", self.steps, "1 to 10,000,000")
 
 
 def _numbers(value: object) -> Iterator[float]:
@@ -82,59 +86,6 @@ class DataSection(_Section, frozen=True):
         _check(ok, "data.weights", list(self.weights), "at most 256 numbers above 0, one for each source")
 
 
-class OptimizerSection(_Section, frozen=True):
-    kind: str = "adamw"
-    """``adamw``, or ``muon``: Muon for hidden matrices and experts, AdamW for embedding, head, norms and biases."""
-    learning_rate: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.95)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    """Of matrices; never of norms and biases."""
-    decay_embeddings: bool = True
-    """Whether the embedding decays too (a head of its own always does)."""
-    momentum: float = 0.95
-    """Muon's, with Nesterov's look ahead."""
-    state_bits: int = 32
-    """8: AdamW's moments in one byte each, with a scale for each block of at most 1024 elements."""
-    clip_norm: float = 1.0
-    """Global gradient norm; 0 switches clipping off."""
-
-    def __post_init__(self) -> None:
-        _check(self.kind in ("adamw", "muon"), "optimizer.kind", self.kind, "adamw, muon")
-        _check(0 < self.learning_rate <= 10, "optimizer.learning_rate", self.learning_rate, "above 0, at most 10")
-        _check(all(0 <= b < 1 for b in self.betas), "optimizer.betas", self.betas, "two numbers in [0, 1)")
-        _check(0 < self.epsilon <= 1, "optimizer.epsilon", self.epsilon, "above 0, at most 1")
-        _check(0 <= self.weight_decay <= 10, "optimizer.weight_decay", self.weight_decay, "0 to 10")
-        _check(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "0 to below 1")
-        bits = (8, 32) if self.kind == "adamw" else (32,)
-        allowed = "8, 32" if self.kind == "adamw" else "32 with optimizer.kind muon (8 is for adamw)"
-        _check(self.state_bits in bits, "optimizer.state_bits", self.state_bits, allowed)
-        _check(0 <= self.clip_norm <= 1e6, "optimizer.clip_norm", self.clip_norm, "0 (off) to 1e6")
-
-
-class ScheduleSection(_Section, frozen=True):
-    kind: str = "cosine"
-    """After the warm-up: ``cosine`` and ``linear`` fall to the last step, ``constant`` doesn't, ``wsd`` is stable and then
-    falls for ``decay_steps``."""
-    warmup_steps: int = 0
-    final_fraction: float = 0.1
-    """Of the learning rate, at the last step; ``constant`` has none."""
-    decay_fraction: float = 0.2
-    """With ``wsd``: share of all steps in which it falls, where ``decay_steps`` is 0."""
-    decay_steps: int = 0
-    decay_shape: str = "linear"
-    """With ``wsd``: how it falls: ``linear``, or ``sqrt`` (1 - sqrt)."""
-
-    def __post_init__(self) -> None:
-        kinds = ("cosine", "linear", "constant", "wsd")
-        _check(self.kind in kinds, "schedule.kind", self.kind, ", ".join(kinds))
-        _check(self.warmup_steps >= 0, "schedule.warmup_steps", self.warmup_steps, "0 or more")
-        _check(0 <= self.final_fraction <= 1, "schedule.final_fraction", self.final_fraction, "0 to 1")
-        _check(0 < self.decay_fraction <= 1, "schedule.decay_fraction", self.decay_fraction, "above 0, at most 1")
-        _check(0 <= self.decay_steps <= 10_000_000, "schedule.decay_steps", self.decay_steps, "0 to 10,000,000")
-        _check(self.decay_shape in ("linear", "sqrt"), "schedule.decay_shape", self.decay_shape, "linear, sqrt")
-
-
 class PipelineSection(_Section, frozen=True):
     stages: int = 1
     microbatches: int = 8
@@ -183,18 +134,25 @@ class MergeSection(_Section, frozen=True):
     owners: int = 1
     packing: str = "bytes"
     """How sums travel: ``bytes`` (next byte width; fast links) or ``bits`` (exact width; slow links)."""
+    slowest_mbit: float = 20.0
+    """The slowest link, in Mbit/s each way, that sums and boundaries are waited for: every wait for bytes grows by it."""
 
     def __post_init__(self) -> None:
         _check(self.qmax == 0 or 3 <= self.qmax <= 32767, "merge.qmax", self.qmax, "0 (chosen), or 3 to 32767")
         _check(self.owners == 1, "merge.owners", self.owners, "1")
         _check(self.packing in ("bytes", "bits"), "merge.packing", self.packing, "bytes, bits")
+        _check(0.1 <= self.slowest_mbit <= 1e6, "merge.slowest_mbit", self.slowest_mbit, "0.1 to 1,000,000")
 
 
 class SnapshotSection(_Section, frozen=True):
     every_steps: int = 50
+    keep_steps: int = 0
+    """How far back the run's owner can take it (``iota run rollback``): snapshots and merged gradients are kept so long.
+    0: as far as the newest snapshot that two coldkeys have confirmed."""
 
     def __post_init__(self) -> None:
         _check(self.every_steps >= 1, "snapshot.every_steps", self.every_steps, "1 or more")
+        _check(0 <= self.keep_steps <= MAX_STEPS, "snapshot.keep_steps", self.keep_steps, "0 to 10,000,000")
 
 
 class EvaluationSection(_Section, frozen=True):
@@ -308,6 +266,7 @@ class RunConfig(_Section, frozen=True):
     hardware: HardwareSection = HardwareSection()
     audit: AuditSection = AuditSection()
     prices: PricesSection = PricesSection()
+    alarms: AlarmsSection = AlarmsSection()
 
     def __post_init__(self) -> None:
         rows, seq = self.pipeline.microbatch_rows, self.data.sequence_length

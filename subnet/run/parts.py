@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from subnet.run.schedule import StepScalars
 from subnet.words import Commitment, Member
 
 OPEN, LIVE, REVOKING, DONE = 0, 1, 2, 3
@@ -84,3 +85,31 @@ class Merge(msgspec.Struct):
     """Hotkeys that won't own partitions of this group at this step again."""
     passed: set[Member] = set()
     """Contributors to this version whose partials were redone, and right."""
+
+
+class GroupSeal(msgspec.Struct, frozen=True, array_like=True):
+    """The final merged gradient of a group at a step: what a joiner needs of it."""
+
+    hashes: tuple[str, ...]
+    blobs: tuple[tuple[str, int], ...]
+    squares: str
+
+
+class StepLog(msgspec.Struct, frozen=True, array_like=True):
+    """All that an update needs; ``groups`` in the order of the run's groups."""
+
+    scalars: StepScalars | None
+    num_counted: int
+    coefficient_bits: int
+    groups: tuple[GroupSeal, ...]
+
+
+class StoredSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A stage's state in the store. ``verified``: a second coldkey has the same root."""
+
+    step: int
+    manifest: str
+    root: str
+    hotkey: str
+    coldkey: str
+    verified: bool

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from fractions import Fraction
 
 import msgspec
@@ -49,9 +50,21 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Instead of the schedule, where it is above 0."""
     end: int = 0
     """Updates of the run in all; 0: the run file's."""
+    end: int = 0
+    """Updates of the run in all; 0: the run file's."""
 
 
 AS_FILED = Terms()
+
+
+def terms_of(said: Sequence[Terms], step: int) -> Terms:
+    """Of terms in the order of their first steps, those in force for update ``step``."""
+    return next((terms for terms in reversed(said) if terms.first_step <= step), AS_FILED)
+
+
+def newest_terms(said: Sequence[Terms]) -> Terms:
+    """What was said last, also of steps to come."""
+    return said[-1] if said else AS_FILED
 
 
 def fp32_bits(value: float) -> int:

@@ -22,9 +22,12 @@ from subnet.run.parts import REVEALED as REVEALED
 from subnet.run.parts import REVOKING as REVOKING
 from subnet.run.parts import SEALED as SEALED
 from subnet.run.parts import Failure as Failure
+from subnet.run.parts import GroupSeal as GroupSeal
 from subnet.run.parts import MergedPartition as MergedPartition
 from subnet.run.parts import Saying as Saying
-from subnet.run.schedule import StepScalars
+from subnet.run.parts import StepLog as StepLog
+from subnet.run.parts import StoredSnapshot as StoredSnapshot
+from subnet.run.schedule import StepScalars, Terms
 from subnet.words import CALIBRATION_STEP, GroupShape, Member
 
 
@@ -72,34 +75,6 @@ class StepWork(msgspec.Struct):
     """Hotkeys that have contradicted themselves about an item more than once: with them the step comes to no end."""
 
 
-class GroupSeal(msgspec.Struct, frozen=True, array_like=True):
-    """The final merged gradient of a group at a step: what a joiner needs of it."""
-
-    hashes: tuple[str, ...]
-    blobs: tuple[tuple[str, int], ...]
-    squares: str
-
-
-class StepLog(msgspec.Struct, frozen=True, array_like=True):
-    """All that an update needs; ``groups`` in the order of the run's groups."""
-
-    scalars: StepScalars | None
-    num_counted: int
-    coefficient_bits: int
-    groups: tuple[GroupSeal, ...]
-
-
-class StoredSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """A stage's state in the store. ``verified``: a second coldkey has the same root."""
-
-    step: int
-    manifest: str
-    root: str
-    hotkey: str
-    coldkey: str
-    verified: bool
-
-
 class RunState(msgspec.Struct):
     """The fold. Query it with the functions below; change it only through events."""
 
@@ -139,6 +114,10 @@ class RunState(msgspec.Struct):
     stops_at: int | None = None
     controlled_ns: int = 0
     """What its owner said last (:mod:`subnet.run.control`): no step begins; it ends after so many updates; when."""
+    terms: list[Terms] = []
+    """What its owner has changed, each from its ``first_step`` on, in that order."""
+    rollback_to: int | None = None
+    """Where its owner wants it back; None once it is there."""
 
 
 def new_state() -> RunState:
@@ -196,8 +175,9 @@ def update_delay(state: RunState) -> int:
 
 
 def end_step(state: RunState) -> int:
-    """After how many updates the run ends: as its file says, or where its owner stopped it."""
-    return config(state).run.steps if state.stops_at is None else state.stops_at
+    """After how many updates the run ends: as its file or its owner says, or where its owner stopped it."""
+    said = state.terms[-1].end if state.terms else 0
+    return (said or config(state).run.steps) if state.stops_at is None else state.stops_at
 
 
 def snapshot_due(state: RunState) -> bool:

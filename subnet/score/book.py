@@ -277,6 +277,9 @@ class RunBook:
             for void in self._steps.all_done(self._data.accounts.now_s):
                 if void.member.hotkey != guilty.hotkey:
                     self._pay(void)
+        if event.owner:
+            for void in self._steps.all_done(self._data.accounts.now_s):
+                self._pay(void)
         self._accounts.settle(since=event.step)
         self._everybody_away()
         self._trials.rewound(event.step, event.branch)
