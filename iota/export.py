@@ -7,17 +7,19 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from blake3 import blake3
 
-from iota.export_check import CheckedLogits, check_logits
+from iota.export_adapter import adapter_specs, base_specs, merged_tensor, write_adapter
+from iota.export_check import CheckedLogits, check_adapter_logits, check_logits
 from iota.export_replay import replayed_snapshots
 from iota.remote import Remote
 from subnet.errors import ConfigError, HashMismatch, InputError, NotFound
 from subnet.model.checkpoints import LIMIT_CARRIED_BYTES, write_pretrained
 from subnet.model.model_card import model_card
-from subnet.model.plan import ModelPlan, ModelUnits
+from subnet.model.plan import ModelPlan
 from subnet.model.registry import load_architecture, plan_model
 from subnet.model.snapshots import (
     ChunkRef,
@@ -61,21 +63,24 @@ def export_run(
     *,
     step: int | None = None,
     check: bool = False,
+    merged: bool = False,
     deadline: Deadline,
     say: Say = lambda _: None,
 ) -> Exported:
     """Fetch the state after ``step`` updates (None: the newest snapshot of all stages) and write it to ``out_dir``.
 
-    A step without a snapshot is made from the one before it and the log of merged gradients. With ``check`` the logits of
-    the export are compared with the stages' (:mod:`iota.export_check`).
+    A step without a snapshot is made from the one before it and the log of merged gradients. Of a run that trains adapters
+    they are written, as ``peft`` loads them, or with ``merged`` the model that they are added into. With ``check`` the
+    logits of the export are compared with the stages' (:mod:`iota.export_check`).
     """
     out_dir = out_dir.expanduser().absolute()
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         raise ConfigError(f"{out_dir} exists and is not an empty directory", hint="choose a new directory")
     info = remote.export_info(name, step, deadline)
     config = decode(info.config, RunConfig, limit_bytes=1 << 20, what="the run's config")
+    lora = config.trainable.kind == "lora"
+    _check_wishes(lora, merged, check)
     architecture = load_architecture(info.model_config)
-    units = architecture.units(config.data.sequence_length)
     plan = plan_model(config, architecture, info.cuts)
     with full_disk_is_ours(str(out_dir.parent)):
         out_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -83,14 +88,15 @@ def export_run(
     try:
         fetch = _Fetcher(remote, name, scratch, deadline)
         entries = _checked_entries(fetch, info, plan, say)
-        specs = _canonical(units)
+        specs = plan.canonical
         missing = [spec.name for spec in specs if spec.name not in entries]
         if missing:
             raise NotFound(f"the snapshots of step {info.step} lack {missing[0]}", hint="export another step")
-        chunks = [ref for spec in specs for ref in _refs(entries[spec.name])]
+        fetched = adapter_specs(plan) if lora and not merged and not check else specs
+        chunks = [ref for spec in fetched for ref in _refs(entries[spec.name])]
         say(f"{len(chunks)} chunks, {sum(ref.size_bytes for ref in chunks) / 1e6:.1f} MB")
         fetch.all(chunks)
-        for spec in specs:
+        for spec in fetched:
             _check_leaf(spec, entries[spec.name], fetch)
         root = run_root(info.step, [entries[spec.name].leaf for spec in specs]).hex()
         if info.run_root is not None and info.run_root != root:
@@ -99,27 +105,39 @@ def export_run(
             )
         tokenizer = scratch / "tokenizer.json"
         atomic_write(tokenizer, fetch.small(info.tokenizer), durable=False)
-        write_pretrained(
-            out_dir,
-            info.model_config,
-            specs,
-            lambda spec: _tensor(spec, entries[spec.name], fetch),
-            tokenizer=tokenizer,
-            carried=_carried(fetch, info),
-            card=model_card(
-                config, architecture.model_config, step=info.step, root=root, num_parameters=units.num_parameters
-            ),
-        )
+        written = adapter_specs(plan) if lora and not merged else base_specs(plan)
+        count = sum(spec.num_elements for spec in written)
+        described = {"step": info.step, "root": root, "num_parameters": count, "adapter": lora and not merged}
+        card = model_card(config, architecture.model_config, **described)
+        beside: dict[str, Any] = {"tokenizer": tokenizer, "carried": _carried(fetch, info), "card": card}
+
+        def read(spec: TensorSpec) -> torch.Tensor:
+            return _tensor(spec, entries[spec.name], fetch)
+
+        if lora and not merged:
+            write_adapter(out_dir, plan, read, **beside)
+        else:
+            write_pretrained(
+                out_dir, info.model_config, written, lambda spec: merged_tensor(plan, spec, read), **beside
+            )
         checked = None
         if check:
-            checked = check_logits(out_dir, plan, lambda spec: _tensor(spec, entries[spec.name], fetch))
+            checked = (check_adapter_logits if lora else check_logits)(out_dir, plan, read)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return Exported(out_dir, info.step, root, units.num_parameters, checked)
+    return Exported(out_dir, info.step, root, count, checked)
 
 
-def _canonical(units: ModelUnits) -> tuple[TensorSpec, ...]:
-    return tuple(spec for unit in units.units for spec in unit)
+def _check_wishes(lora: bool, merged: bool, check: bool) -> None:
+    if merged and not lora:
+        raise ConfigError(
+            "--merged is for runs that train adapters", hint="leave it out: this export is the whole model"
+        )
+    if merged and check:
+        raise ConfigError(
+            "--check doesn't go with --merged: adding adapters into the weights rounds them, so logits differ a little",
+            hint="check the adapter (without --merged), then export merged",
+        )
 
 
 def _carried(fetch: _Fetcher, info: ExportInfo) -> dict[str, bytes]:

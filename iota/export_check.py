@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +15,9 @@ from blake3 import blake3
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from subnet.errors import Corrupt
+from iota.export_adapter import base_specs
+from subnet.errors import ConfigError, Corrupt
+from subnet.model.checkpoints import write_pretrained
 from subnet.model.plan import ModelPlan
 from subnet.model.stage import Boundary, StageModule, build_stage, prepare_torch
 from subnet.numerics.layout import TensorSpec
@@ -36,7 +41,10 @@ def check_logits(directory: Path, plan: ModelPlan, read: Read) -> CheckedLogits:
     """
     prepare_torch(plan.config.precision.num_threads)
     tokens_BL = check_tokens(plan)
-    ours, theirs = staged_logits(plan, read, tokens_BL), plain_logits(directory, plan, tokens_BL)
+    return _compared(directory, staged_logits(plan, read, tokens_BL), plain_logits(directory, plan, tokens_BL))
+
+
+def _compared(directory: Path, ours: Tensor, theirs: Tensor) -> CheckedLogits:
     if not torch.equal(ours, theirs):
         wrong = int((ours != theirs).sum())
         raise Corrupt(
@@ -45,6 +53,19 @@ def check_logits(directory: Path, plan: ModelPlan, read: Read) -> CheckedLogits:
             hint="export again; if it stays, the installed transformers differs from the fleet's",
         )
     return CheckedLogits(ours.numel(), blake3(ours.contiguous().numpy().data.cast("B")).hexdigest())
+
+
+def check_adapter_logits(directory: Path, plan: ModelPlan, read: Read) -> CheckedLogits:
+    """The same for an adapter's directory, through ``peft`` on the frozen weights."""
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError("checking an adapter takes the library peft, which isn't installed", hint="pip install peft")
+    prepare_torch(plan.config.precision.num_threads)
+    tokens_BL = check_tokens(plan)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
+        base = Path(scratch) / "base"
+        write_pretrained(base, plan.model_config, base_specs(plan), read)
+        theirs = plain_logits(base, plan, tokens_BL, adapter=directory)
+    return _compared(directory, staged_logits(plan, read, tokens_BL), theirs)
 
 
 def check_tokens(plan: ModelPlan) -> Tensor:
@@ -68,11 +89,14 @@ def staged_logits(plan: ModelPlan, read: Read, tokens_BL: Tensor) -> Tensor:
         return module.logits(given.hidden_BLH).float()
 
 
-def plain_logits(directory: Path, plan: ModelPlan, tokens_BL: Tensor) -> Tensor:
-    """The same of plain ``transformers``, in the run's precision."""
+def plain_logits(directory: Path, plan: ModelPlan, tokens_BL: Tensor, *, adapter: Path | None = None) -> Tensor:
+    """The same of plain ``transformers``, in the run's precision; with an adapter, of ``peft``."""
     model: Any = AutoModelForCausalLM.from_pretrained(
         directory, attn_implementation=plan.config.model.attention, dtype=torch.float32
     )
+    if adapter is not None:
+        peft: Any = importlib.import_module("peft")
+        model = peft.PeftModel.from_pretrained(model, adapter)
     bf16 = plan.config.precision.compute == "bf16"
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=False):
         return model.eval()(input_ids=tokens_BL, use_cache=False).logits.float()

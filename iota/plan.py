@@ -195,7 +195,8 @@ def make_plan(
 
 def snapshot_bytes(plan: ModelPlan) -> int:
     """Weights, moments and scales of the whole model."""
-    return sum(12 * spec.num_elements + BYTES_PER_BLOCK_STATE * spec.num_blocks for spec in plan.canonical)
+    trained = (spec for spec in plan.canonical if plan.is_trainable(spec.name))
+    return sum(12 * spec.num_elements + BYTES_PER_BLOCK_STATE * spec.num_blocks for spec in trained)
 
 
 def stage_wire(plan: ModelPlan, stage: int, replicas: Sequence[int]) -> StageWire:

@@ -22,11 +22,12 @@ from subnet.model.data import check_data
 from subnet.model.plan import ModelPlan
 from subnet.model.pretrained import PretrainedDirectory
 from subnet.model.registry import Architecture, check_run, load_architecture, plan_model
-from subnet.model.snapshots import KINDS, SnapshotManifest, array_bytes, store_tensor
+from subnet.model.snapshots import KINDS, SnapshotManifest, TensorEntry, array_bytes, store_tensor
 from subnet.numerics.layout import TensorSpec
 from subnet.numerics.roots import leaf_hash
 from subnet.numerics.state_arrays import LIMIT_BEFORE, state_kinds
 from subnet.run.config import DataSection, RunConfig
+from subnet.run.trainable import is_adapter
 from subnet.store.disk import atomic_write
 from subnet.words import BlobHash
 from validator.stage_plan import plan_cuts
@@ -154,13 +155,13 @@ def write_snapshot(plan: ModelPlan, source: PretrainedDirectory | None, director
         if not (directory / blob).exists():
             atomic_write(directory / blob, data, durable=False)
 
-    kinds = initial_kinds(plan.config)
-    none = dict.fromkeys(kinds)
-    entries = tuple(
-        store_tensor(spec, {**none, "weight": weight}, zero_state_leaf(spec, weight, kinds), put)
-        for spec, weight in _initial(plan, source)
-    )
-    return SnapshotManifest(0, entries)
+    entries: list[TensorEntry] = []
+    for spec, weight in _initial(plan, source):
+        frozen = not plan.is_trainable(spec.name)
+        kinds = ("weight",) if frozen else initial_kinds(plan.config)
+        leaf = zero_state_leaf(spec, weight, kinds)
+        entries.append(store_tensor(spec, {**dict.fromkeys(kinds), "weight": weight}, leaf, put, frozen=frozen))
+    return SnapshotManifest(0, tuple(entries))
 
 
 def initial_kinds(config: RunConfig) -> tuple[str, ...]:
@@ -175,12 +176,11 @@ def zero_state_leaf(spec: TensorSpec, weight: memoryview, kinds: Sequence[str] =
 
 
 def _initial(plan: ModelPlan, source: PretrainedDirectory | None) -> Iterator[tuple[TensorSpec, memoryview]]:
-    if source is not None:
-        for spec, tensor in source.read(plan.canonical):
-            yield spec, _bytes_of(tensor)
-        return
-    for spec, (_, tensor) in zip(plan.canonical, draw_weights(plan, plan.canonical), strict=True):
-        yield spec, _bytes_of(tensor)
+    for spec in plan.canonical:
+        if source is not None and not is_adapter(spec.name):
+            yield spec, _bytes_of(next(source.read([spec]))[1])
+        else:
+            yield spec, _bytes_of(next(draw_weights(plan, [spec]))[1])
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -214,7 +214,7 @@ class StateWork:
         blobs: dict[str, Buffer] = {}
 
         def collect() -> tuple[bytes, str]:
-            manifest = stage.state.snapshot(lambda blob, data: blobs.__setitem__(blob, data))
+            manifest = stage.state.snapshot(lambda blob, data: blobs.__setitem__(blob, data), frozen=False)
             return manifest.encode(), stage.state.stage_root()
 
         encoded, root = await context.compute.submit(owe, (URGENT, 3), collect)
@@ -248,7 +248,8 @@ class StateWork:
         self._save_task.add_done_callback(lambda _: self._save_ended(saving))
 
     async def _save(self, stage: StageWork, root: str, saving: _Saving) -> None:
-        size_bytes = sum(array_bytes(spec, kind) for spec in stage.state.specs for kind in stage.state.kinds)
+        held = stage.state
+        size_bytes = sum(array_bytes(spec, kind) for spec in held.specs for kind in held.kinds_of(spec.name))
         write = partial(
             self._saved.write,
             *(stage.stage, root, size_bytes, stage.state.snapshot, saving.stop.is_set),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from subnet.errors import Corrupt, NotFound
 from subnet.model.plan import ModelPlan
 from subnet.model.snapshots import ChunkRef, TensorEntry, array_bytes, check_manifest, decode_manifest, kinds_of
-from subnet.numerics.layout import Partition, Section, TensorSpan
+from subnet.numerics.layout import Partition, Section, TensorSpan, adapter_pairs
 from subnet.numerics.roots import leaf_hash, stage_root
 from subnet.run import state as st
 from subnet.run.state import RestorePoint, RunState
@@ -37,6 +37,7 @@ TENSOR_SHARE = np.float32(0.25)
 HEADROOM = np.float32(2.0)
 FLOOR = np.float32(2.0**-60)
 LIMIT_SHRINK, LIMIT_GROWTH = np.float32(0.5), np.float32(8.0)
+UNSEEN_SHARE = np.float32(2.0**-4)
 CEILING = np.float32(2.0**120)
 """The scale rule's constants: those of ``subnet.numerics.fixed_point``; a test holds them equal."""
 
@@ -48,9 +49,16 @@ def update_scales(section: Section, decayed: Fp32, limit: Fp32, maxima: Fp32, *,
     for span in section.tensors:
         blocks = slice(span.block_start, span.block_start + span.num_blocks)
         share[blocks] = new[blocks].max() * TENSOR_SHARE
-    target = np.maximum(np.maximum(new, share) * HEADROOM, FLOOR)
+    wanted = target = np.maximum(np.maximum(new, share) * HEADROOM, FLOOR)
     if not first:
         target = np.minimum(np.maximum(target, limit * LIMIT_SHRINK), limit * LIMIT_GROWTH)
+    for a, b in adapter_pairs(section):
+        blocks = slice(a.block_start, a.block_start + a.num_blocks)
+        if not new[blocks].any():
+            largest = target[b.block_start : b.block_start + b.num_blocks].max() * UNSEEN_SHARE
+            target[blocks] = np.maximum(largest, FLOOR)
+        elif not first and not decayed[blocks].any():
+            target[blocks] = wanted[blocks]
     return new, np.minimum(target, CEILING)
 
 

@@ -197,6 +197,9 @@ def run_export(
     check: Annotated[
         bool, typer.Option("--check", help="Compare its logits in plain transformers with the swarm's stages.")
     ] = False,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Of a LoRA run: the model with the adapters added in, not the adapters.")
+    ] = False,
     url: ValidatorUrl = DEFAULT_VALIDATOR,
     hotkey: ValidatorHotkey = None,
     wallet_name: WalletName = "default",
@@ -212,7 +215,8 @@ def run_export(
 
     signer = load_wallet(wallet_name, wallet_hotkey, wallet_path.expanduser())
     remote = Remote(url, signer, hotkey=hotkey)
-    done = export_run(remote, name, out_dir, step=step, check=check, deadline=Deadline.after(timeout_s), say=print)
+    deadline = Deadline.after(timeout_s)
+    done = export_run(remote, name, out_dir, step=step, check=check, merged=merged, deadline=deadline, say=print)
     print(f"{done.directory}: {done.num_parameters:,} parameters after {done.step} updates, run root {done.root}")
     if done.checked is not None:
         print(f"{done.checked.num_logits:,} logits are the swarm's to the bit (hash {done.checked.hash})")

@@ -35,7 +35,8 @@ def state_bytes(plan: ModelPlan, stage: int) -> int:
         total += section.num_elements * 4 * (3 + delay) + section.num_blocks * (4 * (2 + delay) + 2 * (1 + delay))
         if plan.config.precision.compute == "bf16":
             total += section.num_elements * 2 * (1 + delay)
-    return total
+    frozen = sum(spec.num_elements for spec in plan.stage_tensors[stage] if not plan.is_trainable(spec.name))
+    return total + frozen * (4 if plan.config.precision.compute == "fp32" else 4 + 2 * (1 + delay))
 
 
 def replay_memory(plan: ModelPlan, stage: int) -> StageMemory:

@@ -27,13 +27,13 @@ from subnet.model.snapshots import (
 )
 from subnet.model.stage import StageModule, build_stage
 from subnet.numerics.fixed_point import exponents, update_scales
-from subnet.numerics.layout import Section, TensorSpan, TensorSpec, stage_names
+from subnet.numerics.layout import Section, TensorSpan, TensorSpec
 from subnet.numerics.optimizer import update_
 from subnet.numerics.outer import nesterov_update_
 from subnet.numerics.roots import leaf_hash, stage_root
 from subnet.numerics.state_arrays import ARRAYS, LIMIT_BEFORE, state_kinds
 from subnet.run.schedule import StepScalars
-from subnet.words import CALIBRATION_STEP
+from subnet.words import CALIBRATION_STEP, BlobHash
 
 _DTYPES = {"f4": torch.float32, "i1": torch.int8, "u1": torch.uint8}
 
@@ -73,11 +73,17 @@ class StageState:
         self._exponents_before: dict[int, Tensor] | None = None
         """Of the state before: the step that comes next in the log was computed from it."""
         self._leaves: list[tuple[str, bytes]] | None = None
+        self._specs = {spec.name: spec for spec in plan.stage_tensors[stage]}
+        self._frozen: dict[str, Tensor] = {}
+        """Weights that no update changes: their state is themselves."""
+        self._frozen_leaves: dict[str, bytes] = {}
         for index in plan.layout.stage_sections[stage]:
             section = plan.layout.sections[index]
             self._buffers[index] = _Buffers(section, {kind: self._empty(section, kind) for kind in self._arrays})
             self._where.update({span.spec.name: (index, span) for span in section.tensors})
-        self._names = stage_names(plan.layout, stage)
+        for spec in self._specs.values():
+            if spec.name not in self._where:
+                self._frozen[spec.name] = torch.zeros(spec.num_elements, dtype=torch.float32, device=self.device)
         self.module: StageModule = self._bound_module()
         self._other: StageModule | None = None
         self._spare: dict[int, Tensor] = {}
@@ -95,9 +101,13 @@ class StageState:
         calibrated = self._exponents is not None
         return self._arrays if calibrated else tuple(kind for kind in self._arrays if kind != LIMIT_BEFORE)
 
+    def kinds_of(self, name: str) -> tuple[str, ...]:
+        """Those of a tensor: a frozen one has its weights only."""
+        return ("weight",) if name in self._frozen else self.kinds
+
     def _bound_module(self) -> StageModule:
         module = build_stage(self.plan, self.stage)
-        module.bind({name: self._view("weight", name).view(self.spec(name).shape) for name in self._names})
+        module.bind({name: self._view("weight", name).view(spec.shape) for name, spec in self._specs.items()})
         return module
 
     def _swap_weights(self) -> None:
@@ -110,6 +120,8 @@ class StageState:
         return torch.zeros(size, dtype=_DTYPES[array.dtype], device=self.device)
 
     def _view(self, kind: str, name: str) -> Tensor:
+        if name in self._frozen:
+            return self._frozen[name]
         index, span = self._where[name]
         flat = self._buffers[index].arrays[kind]
         if ARRAYS[kind].per_block:
@@ -117,12 +129,12 @@ class StageState:
         return flat[span.element_start : span.element_start + span.num_elements]
 
     def spec(self, name: str) -> TensorSpec:
-        return self._where[name][1].spec
+        return self._specs[name]
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
         """Tensors held, in canonical order."""
-        return tuple(self.spec(name) for name in self._names)
+        return tuple(self._specs.values())
 
     @property
     def sections(self) -> tuple[Section, ...]:
@@ -181,7 +193,8 @@ class StageState:
         """State of a snapshot: every chunk is checked against its hash, every tensor against its leaf."""
         entries = check_manifest(manifest, self.specs)
         for name, entry in entries.items():
-            if {*kinds_of(entry), LIMIT_BEFORE} != {*self._arrays, LIMIT_BEFORE}:
+            wanted = ("weight",) if name in self._frozen else self._arrays
+            if {*kinds_of(entry), LIMIT_BEFORE} != {*wanted, LIMIT_BEFORE}:
                 raise InputError(
                     f"the snapshot's {name} is the state of another optimizer: {', '.join(kinds_of(entry))}"
                 )
@@ -202,8 +215,9 @@ class StageState:
     def _load(self, num_updates: int, fill: Callable[[TensorSpec, str, Tensor], None]) -> None:
         self.intact, self._leaves = False, None
         with torch.no_grad():
+            self._frozen_leaves = {}
             for spec in self.specs:
-                for kind in self._arrays:
+                for kind in ("weight",) if spec.name in self._frozen else self._arrays:
                     fill(spec, kind, self._view(kind, spec.name))
         scaled = [bool((buffers.arrays["limit"] > 0).all()) for buffers in self._buffers.values()]
         if any(scaled) != all(scaled) or (num_updates and not all(scaled)):
@@ -216,7 +230,9 @@ class StageState:
             if not all(before):
                 raise InputError("the snapshot lacks the scales of the state before")
             self._exponents_before = self._derive_exponents(LIMIT_BEFORE)
-        self.module.refresh()
+        for module in (self.module, self._other):
+            if module is not None:
+                module.refresh(frozen=True)
         self.intact = True
 
     def _derive_exponents(self, kind: str) -> dict[int, Tensor]:
@@ -295,11 +311,12 @@ class StageState:
         """Name and leaf hash of every tensor held, in canonical order."""
         self._require_intact()
         if self._leaves is None:
-            self._leaves = [
-                (name, leaf_hash(name, self.spec(name).shape, *self.export_arrays(name).values()))
-                for name in self._names
-            ]
+            self._leaves = [(name, self._frozen_leaves.get(name) or self._leaf(name)) for name in self._specs]
+            self._frozen_leaves = {name: leaf for name, leaf in self._leaves if name in self._frozen}
         return list(self._leaves)
+
+    def _leaf(self, name: str) -> bytes:
+        return leaf_hash(name, self.spec(name).shape, *self.export_arrays(name).values())
 
     def stage_root(self) -> str:
         """Root of the stage's state, in hexadecimal."""
@@ -308,15 +325,23 @@ class StageState:
     def export_arrays(self, name: str) -> dict[str, memoryview]:
         """The tensor's arrays by kind, in the leaf's order; on a CPU views of the live state: use them at once."""
         self._require_intact()
-        return {kind: self._view(kind, name).cpu().numpy().data.cast("B") for kind in self.kinds}
+        return {kind: self._view(kind, name).cpu().numpy().data.cast("B") for kind in self.kinds_of(name)}
 
-    def snapshot(self, put: BlobSink) -> SnapshotManifest:
-        """Hand every chunk to ``put`` (which stores or copies it before it returns) and describe the state."""
-        return SnapshotManifest(self.num_updates, tuple(self._entries(put)))
+    def snapshot(self, put: BlobSink, *, frozen: bool = True) -> SnapshotManifest:
+        """Hand every chunk to ``put`` (which stores or copies it before it returns) and describe the state.
 
-    def _entries(self, put: BlobSink) -> Iterator[TensorEntry]:
+        Without ``frozen``, chunks of weights that no update changes are described only: they are those of snapshot 0.
+        """
+        return SnapshotManifest(self.num_updates, tuple(self._entries(put, frozen)))
+
+    def _entries(self, put: BlobSink, frozen: bool) -> Iterator[TensorEntry]:
+        def leave(blob: BlobHash, data: memoryview) -> None:
+            pass
+
         for name, leaf in self.leaves():
-            yield store_tensor(self.spec(name), self.export_arrays(name), leaf, put)
+            still = name in self._frozen
+            sink = leave if still and not frozen else put
+            yield store_tensor(self.spec(name), self.export_arrays(name), leaf, sink, frozen=still)
 
     def weight(self, name: str) -> Tensor:
         """A view of a tensor's weights in its own shape."""

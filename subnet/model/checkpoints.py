@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from subnet.errors import ConfigError, OutOfSpace
+from subnet.model.adapters import initial_adapter
 from subnet.model.checkpoint_names import stored_parts
 from subnet.model.families import FAMILIES, Family
 from subnet.model.plan import ModelPlan
 from subnet.model.registry import load_architecture
 from subnet.numerics.layout import TensorSpec
+from subnet.run.trainable import is_adapter
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -47,6 +50,8 @@ CARD_FILE = "README.md"
 
 def initial_tensor(spec: TensorSpec, *, seed: int, initializer_range: float, norm_start: float = 1.0) -> Tensor:
     """One entry of the canonical list, from a generator of its own: the same whatever else is drawn."""
+    if is_adapter(spec.name):
+        return initial_adapter(spec, seed=seed)
     if spec.name.endswith("bias"):
         return torch.zeros(spec.shape)
     if spec.name.endswith("norm.weight"):
@@ -99,20 +104,39 @@ def write_pretrained(
     The directory appears complete or not at all. ``tokenizer`` is a directory or a ``tokenizer.json``, ``carried`` other
     files of it (:func:`check_carried`), ``card`` the text of a model card.
     """
+    with new_directory(directory) as staging:
+        _write_configs(staging, model_config)
+        _write_weights(staging, FAMILIES[str(model_config["model_type"])], specs, read, max_shard_bytes)
+        write_beside(staging, model_config, tokenizer=tokenizer, carried=carried, card=card)
+
+
+def write_beside(
+    staging: Path,
+    model_config: Mapping[str, Any],
+    *,
+    tokenizer: Path | None = None,
+    carried: Mapping[str, bytes] | None = None,
+    card: str = "",
+) -> None:
+    """What stands beside weights, as for :func:`write_pretrained`."""
+    for name, data in check_carried(carried or {}).items():
+        (staging / name).write_bytes(data)
+    if card:
+        (staging / CARD_FILE).write_text(card)
+    if tokenizer is not None:
+        _copy_tokenizer(tokenizer, staging, model_config)
+
+
+@contextmanager
+def new_directory(directory: Path) -> Generator[Path]:
+    """A directory to write files into, which becomes ``directory`` when the block ends well, and is gone otherwise."""
     directory = directory.absolute()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{directory} exists and is not an empty directory", hint="choose a new directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        _write_configs(staging, model_config)
-        _write_weights(staging, FAMILIES[str(model_config["model_type"])], specs, read, max_shard_bytes)
-        for name, data in check_carried(carried or {}).items():
-            (staging / name).write_bytes(data)
-        if card:
-            (staging / CARD_FILE).write_text(card)
-        if tokenizer is not None:
-            _copy_tokenizer(tokenizer, staging, model_config)
+        yield staging
         for path in staging.iterdir():
             _sync(path)
         staging.chmod(0o755)

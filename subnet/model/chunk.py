@@ -58,6 +58,8 @@ class GradientSum:
     def collect(self, leaves: tuple[Leaf, ...], head_grad_VH: Tensor | None) -> None:
         """Take the chunk's gradients out of the parameters (the head's from the loss) and add them."""
         for leaf in leaves:
+            if leaf.frozen:
+                continue
             grad = leaf.parameter.grad if leaf.name != "lm_head.weight" else head_grad_VH
             leaf.parameter.grad = None
             if not leaf.trained:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subnet.model.chunk import ChunkInput, GradientSum, LossShape, backward_chunk, forward_chunk
 from subnet.model.plan import ModelPlan
-from subnet.model.registry import load_architecture
+from subnet.model.registry import Architecture, load_architecture
 from subnet.model.stage import Boundary, StageModule, StageSpec, stage_spec
 from subnet.numerics.fixed_point import PartialSum, exponents, update_scales
 from subnet.numerics.layout import TensorSpec, build_layout
@@ -42,7 +42,7 @@ def hardware_class(plan: ModelPlan, device: torch.device | str = "cpu") -> tuple
     hashes: list[str] = []
     for stage in range(plan.num_stages):
         spec = stage_spec(plan, stage)
-        kinds = dict.fromkeys(architecture.layer_kind(layer) for layer in spec.layers)
+        kinds = dict.fromkeys(_kind(plan, architecture, layer) for layer in spec.layers)
         make_up = (spec.is_first, spec.is_last, tuple(kinds))
         if make_up not in done:
             done[make_up] = golden_hash(plan, stage, device)
@@ -54,11 +54,17 @@ def golden_hash(plan: ModelPlan, stage: int, device: torch.device | str = "cpu")
     """Run one stage's golden task."""
     whole = stage_spec(plan, stage)
     architecture = load_architecture(plan.model_config)
-    kinds = {architecture.layer_kind(layer): layer for layer in reversed(whole.layers)}
+    kinds = {_kind(plan, architecture, layer): layer for layer in reversed(whole.layers)}
     spec = StageSpec(sorted(kinds.values()), whole.is_first, whole.is_last)
     dropped = {s.name for layer in whole.layers if layer not in spec.layers for s in plan.units.units[layer + 1]}
     tensors = tuple(s for s in plan.stage_tensors[stage] if s.name not in dropped)
     return _run(_Task(plan, spec, tensors, torch.device(device)))
+
+
+def _kind(plan: ModelPlan, architecture: Architecture, layer: int) -> tuple[object, ...]:
+    """Layers of one kind run the same kernels on the same shapes, forward and backward."""
+    trained = tuple(plan.is_trainable(spec.name) for spec in plan.units.units[layer + 1])
+    return (*architecture.layer_kind(layer), architecture.adapter_targets(layer, plan.config.trainable), trained)
 
 
 def _run(task: _Task) -> str:
@@ -68,6 +74,7 @@ def _run(task: _Task) -> str:
         task.spec,
         plan.config.model.attention,
         compute=plan.config.precision.compute,
+        trainable=plan.config.trainable,
     )
     weights = {spec.name: _weight(spec, salt).to(task.device) for salt, spec in enumerate(task.tensors)}
     module.bind(weights)
@@ -88,8 +95,9 @@ def _run(task: _Task) -> str:
 def _quantised(task: _Task, module: StageModule, summed: GradientSum) -> list[Tensor]:
     """Scales from these gradients, and the gradients in whole numbers at these scales."""
     tied = task.plan.units.tied
-    own = tuple(spec for spec in task.tensors if tied is None or spec.name != tied.name)
-    shared = tied if tied is not None and len(own) != len(task.tensors) else None
+    trained = tuple(spec for spec in task.tensors if task.plan.is_trainable(spec.name))
+    own = tuple(spec for spec in trained if tied is None or spec.name != tied.name)
+    shared = tied if tied is not None and len(own) != len(trained) else None
     layout = build_layout([own], tied=shared, qmax=task.plan.config.qmax)
     found: list[Tensor] = []
     for section in layout.sections:

@@ -159,7 +159,7 @@ def backward_work_bytes(plan: ModelPlan, stage: int) -> int:
     layer = chunk_tokens * (element * 4 * widths.intermediate + 8 * widths.hidden)
     head = loss = 0
     if plan.is_last(stage):
-        head = 4 * plan.vocab_size * plan.hidden_size
+        head = 4 * plan.vocab_size * plan.hidden_size if _trains_head(plan) else 0
         piece = min(config.objective.ce_chunk_tokens, chunk_tokens)
         copies = 3 if element == 4 else 4
         pieces = -(-chunk_tokens // piece)
@@ -169,11 +169,16 @@ def backward_work_bytes(plan: ModelPlan, stage: int) -> int:
     return earlier + max(head + loss, head + layer, gradients + layer - freed)
 
 
+def _trains_head(plan: ModelPlan) -> bool:
+    return plan.is_trainable(plan.units.tied.name if plan.units.tied is not None else plan.canonical[-1].name)
+
+
 def _leaf_elements(plan: ModelPlan, stage: int) -> int:
     """Elements of all gradients of a stage; a tied tensor held by a lone stage has two leaves."""
-    total = sum(spec.num_elements for spec in plan.stage_tensors[stage])
+    trained = plan.trained_tensors[stage]
     tied = plan.units.tied
-    return total + (tied.num_elements if tied is not None and plan.num_stages == 1 else 0)
+    twice = tied is not None and plan.num_stages == 1 and tied in trained
+    return sum(spec.num_elements for spec in trained) + (tied.num_elements if twice and tied is not None else 0)
 
 
 def slice_bytes(plan: ModelPlan, section: Section, num_items: int) -> int:
@@ -252,8 +257,9 @@ def _terms_ahead(terms: tuple[MemoryTerm, ...], num_blocks: int) -> tuple[Memory
 def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) -> StageMemory:
     """What a miner that serves ``stage`` needs above its level after import."""
     given = budgets or Budgets()
-    elements = sum(spec.num_elements for spec in plan.stage_tensors[stage])
-    blocks = sum(spec.num_blocks for spec in plan.stage_tensors[stage])
+    held = sum(spec.num_elements for spec in plan.stage_tensors[stage])
+    elements = sum(spec.num_elements for spec in plan.trained_tensors[stage])
+    blocks = sum(spec.num_blocks for spec in plan.trained_tensors[stage])
     packed = stage_slice_bytes(plan, stage)
     graph, in_flight = graph_bytes(plan, stage), graphs_in_flight(plan, stage)
     retained = max(graph, min(graph * in_flight, given.graph_memory_bytes))
@@ -263,7 +269,7 @@ def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) ->
     blobs = max(step_blobs, min(step_blobs * (given.kept_steps + 1), given.boundary_memory_bytes))
     waiting = directions * WAITING_INPUTS * boundary_bytes(plan)
     terms: tuple[MemoryTerm, ...] = (
-        MemoryTerm("weights", 4 * elements),
+        MemoryTerm("weights", 4 * held),
         MemoryTerm("bf16 copies", bf16_copy_bytes(plan, stage)),
         MemoryTerm("moments", 8 * elements),
         MemoryTerm("scales", (BYTES_PER_BLOCK_STATE + BYTES_PER_BLOCK_STEP) * blocks),

@@ -8,17 +8,30 @@ from typing import Any
 from subnet.run.config import RunConfig
 
 
-def model_card(config: RunConfig, model_config: Mapping[str, Any], *, step: int, root: str, num_parameters: int) -> str:
-    """Markdown with the front matter that model hubs read; the licence is the builder's to add."""
+def model_card(
+    config: RunConfig,
+    model_config: Mapping[str, Any],
+    *,
+    step: int,
+    root: str,
+    num_parameters: int,
+    adapter: bool = False,
+) -> str:
+    """Markdown with the front matter that model hubs read; the licence is the builder's to add. ``adapter``: of one alone."""
     run, optimizer, pipeline = config.run, config.optimizer, config.pipeline
     start = "random weights"
     if config.model.pretrained:
         start = f"`{config.model.pretrained}` (content hash `{config.model.pretrained_hash or 'unknown'}`)"
+    lora = config.trainable
+    trained = {"full": "all parameters", "layers": "some layers"}.get(
+        lora.kind, f"LoRA, rank {lora.rank}, alpha {lora.alpha:g}{'' if adapter else ', merged into the weights'}"
+    )
     rows = {
         "Run": f"`{run.name}`, seed {run.seed}",
         "Updates": f"{step:,} of {run.steps:,}",
         "Training tokens": f"{step * config.tokens_per_step:,}",
         "Started from": start,
+        "Trained": trained,
         "Objective": f"{config.objective.kind}, sequences of {config.data.sequence_length:,} tokens",
         "Optimizer": f"{optimizer.kind}, learning rate {optimizer.learning_rate:g} ({config.schedule.kind}), "
         f"weight decay {optimizer.weight_decay:g}, clip {optimizer.clip_norm:g}",
@@ -29,14 +42,15 @@ def model_card(config: RunConfig, model_config: Mapping[str, Any], *, step: int,
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     architecture = model_config["architectures"][0]
     return f"""---
-library_name: transformers
+library_name: {"peft" if adapter else "transformers"}
 pipeline_tag: text-generation
 tags:
 - {model_config["model_type"]}
 ---
 # {run.name}
 
-A `{architecture}` with {num_parameters:,} parameters, trained by many machines with IOTA.
+{f"An adapter of a `{architecture}`" if adapter else f"A `{architecture}`"} with {num_parameters:,} parameters, \
+trained by many machines with IOTA.
 
 | | |
 |---|---|
@@ -46,8 +60,17 @@ The run root is a hash of all weights, optimizer moments and scales after these 
 data and the number of updates, not on the machines.
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")
+{_LOAD_ADAPTER if adapter else _LOAD}
 ```
 """
+
+
+_LOAD = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")"""
+
+_LOAD_ADAPTER = """from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base = AutoModelForCausalLM.from_pretrained("the model it was trained on")
+model, tokenizer = PeftModel.from_pretrained(base, "."), AutoTokenizer.from_pretrained(".")"""

@@ -16,6 +16,7 @@ import msgspec
 from subnet.errors import ConfigError
 from subnet.numerics.layout import RunLayout, TensorSpec, build_layout
 from subnet.run.config import RunConfig
+from subnet.run.trainable import trains
 
 
 class ModelUnits(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +69,15 @@ class ModelPlan:
 
     def __post_init__(self) -> None:
         check_cuts(self.cuts, self.units.num_layers)
+        if self.config.trainable.kind == "full":
+            return
+        for stage in range(self.num_stages):
+            if not any(self.is_trainable(spec.name) for spec in self.stage_tensors[stage]):
+                layers = self.layers_of(stage)
+                raise ConfigError(
+                    f"[trainable] trains nothing of stage {stage} (layers {layers[0]} to {layers[-1]})",
+                    hint="name layers of every stage, or use fewer pipeline.stages",
+                )
 
     @property
     def num_stages(self) -> int:
@@ -80,6 +90,19 @@ class ModelPlan:
     @property
     def vocab_size(self) -> int:
         return self.units.units[0][0].shape[0]
+
+    def is_trainable(self, name: str) -> bool:
+        """Whether a tensor is trained; those that aren't have no gradient, no scales and no moments."""
+        return trains(self.config.trainable, name, tied=self.units.tied is not None)
+
+    @property
+    def num_trained(self) -> int:
+        """Parameters that are trained; a tied tensor counts once."""
+        return sum(spec.num_elements for spec in self.canonical if self.is_trainable(spec.name))
+
+    def needs_tokens(self, stage: int) -> bool:
+        """Whether a stage reads tokens: the first and the last do, and where dialogues share rows every one."""
+        return self.is_first(stage) or self.is_last(stage) or self.config.objective.kind == "sft"
 
     def layers_of(self, stage: int) -> range:
         return range(self.cuts[stage], (*self.cuts[1:], self.units.num_layers)[stage])
@@ -130,7 +153,13 @@ class ModelPlan:
         return owners
 
     @cached_property
+    def trained_tensors(self) -> tuple[tuple[TensorSpec, ...], ...]:
+        """Of :attr:`stage_tensors` those that are trained."""
+        return tuple(tuple(spec for spec in held if self.is_trainable(spec.name)) for held in self.stage_tensors)
+
+    @cached_property
     def layout(self) -> RunLayout:
-        tied = self.units.tied
-        own = [tuple(spec for spec in held if tied is None or spec.name != tied.name) for held in self.stage_tensors]
+        """Of all that is trained."""
+        tied = self.units.tied if self.units.tied is not None and self.is_trainable(self.units.tied.name) else None
+        own = [tuple(spec for spec in held if tied is None or spec.name != tied.name) for held in self.trained_tensors]
         return build_layout(own, tied=tied, qmax=self.config.qmax)

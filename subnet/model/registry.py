@@ -16,11 +16,13 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from subnet.errors import ConfigError
+from subnet.model.adapters import adapter_targets, check_trainable, linear_names, with_adapters
 from subnet.model.config_checks import check_config, check_keys, check_numbers
 from subnet.model.families import FAMILIES, FULL, Family, FamilyParts, is_sparse, num_experts, num_routed
 from subnet.model.plan import ModelPlan, ModelUnits, check_cuts
 from subnet.numerics.layout import TensorSpec
 from subnet.run.config import RunConfig
+from subnet.run.trainable import TrainableSection
 
 EMBEDDING_NAME = "model.embed_tokens.weight"
 NORM_NAME = "model.norm.weight"
@@ -112,28 +114,43 @@ class Architecture:
 
     def layer_shapes(self, layer: int) -> LayerShapes:
         """Tensors of a layer."""
-        return self._shapes_by_make[self.is_sparse(layer)]
+        return self._makes[self.is_sparse(layer)][0]
+
+    def linears(self, layer: int) -> tuple[str, ...]:
+        """Linear layers within a decoder layer: what can have an adapter."""
+        return self._makes[self.is_sparse(layer)][1]
+
+    def adapter_targets(self, layer: int, trainable: TrainableSection | None) -> tuple[str, ...]:
+        """Those that have one in a run with this section."""
+        return adapter_targets(trainable, layer, self.linears(layer))
 
     @cached_property
-    def _shapes_by_make(self) -> dict[bool, LayerShapes]:
-        found: dict[bool, LayerShapes] = {}
+    def _makes(self) -> dict[bool, tuple[LayerShapes, tuple[str, ...]]]:
+        """Tensors and linear layers of a layer, without experts and with them."""
+        found: dict[bool, tuple[LayerShapes, tuple[str, ...]]] = {}
         for layer in range(self.num_layers):
             if self.is_sparse(layer) in found:
                 continue
             with torch.device("meta"):
                 built = self.parts.decoder_layer(self.config, layer)
-            found[self.is_sparse(layer)] = tuple((name, tuple(t.shape)) for name, t in built.state_dict().items())
+            shapes = tuple((name, tuple(t.shape)) for name, t in built.state_dict().items())
+            found[self.is_sparse(layer)] = shapes, linear_names(built)
         return found
 
-    def units(self, sequence_length: int) -> ModelUnits:
-        """Embedding, layers and head with their tensors; FLOPs are those of training at this sequence length."""
+    def units(self, sequence_length: int, trainable: TrainableSection | None = None) -> ModelUnits:
+        """Embedding, layers and head with their tensors, and the adapters of a run that trains them.
+
+        FLOPs are those of training everything at this sequence length.
+        """
         embedding = TensorSpec(EMBEDDING_NAME, (self.vocab_size, self.hidden_size), True)
         norm = TensorSpec(NORM_NAME, (self.hidden_size,), False)
         head = TensorSpec(HEAD_NAME, (self.vocab_size, self.hidden_size), True)
         layers = tuple(
             tuple(
                 TensorSpec(f"model.layers.{i}.{name}", shape, _by_expert(name, shape))
-                for name, shape in self.layer_shapes(i)
+                for name, shape in with_adapters(
+                    self.layer_shapes(i), self.adapter_targets(i, trainable), 1 if trainable is None else trainable.rank
+                )
             )
             for i in range(self.num_layers)
         )
@@ -201,7 +218,7 @@ def plan_model(run: RunConfig, architecture: Architecture, cuts: tuple[int, ...]
     """The run's plan; checks that model, data and pipeline fit each other."""
     check_run(run, architecture)
     check_cuts(cuts, architecture.num_layers)
-    units = architecture.units(run.data.sequence_length)
+    units = architecture.units(run.data.sequence_length, run.trainable)
     return ModelPlan(config=run, model_config=architecture.model_config, units=units, cuts=cuts)
 
 
@@ -219,6 +236,7 @@ def check_run(run: RunConfig, architecture: Architecture) -> None:
             f"model.attention = {attention!r} is not allowed for {family.model_type}: the library has none for it",
             hint=f"set model.attention = {family.attentions[0]!r}",
         )
+    check_trainable(run.trainable, {layer: architecture.linears(layer) for layer in range(architecture.num_layers)})
     if run.pipeline.stages > architecture.num_layers:
         raise ConfigError(
             f"pipeline.stages = {run.pipeline.stages} is not allowed: the model has {architecture.num_layers} layers",

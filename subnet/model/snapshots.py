@@ -90,11 +90,13 @@ def cut_array(data: memoryview, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tupl
         yield ChunkRef(BlobHash(blake3(part).hexdigest()), len(part)), part
 
 
-def store_tensor(spec: TensorSpec, arrays: Mapping[str, memoryview | None], leaf: bytes, put: BlobSink) -> TensorEntry:
+def store_tensor(
+    spec: TensorSpec, arrays: Mapping[str, memoryview | None], leaf: bytes, put: BlobSink, *, frozen: bool = False
+) -> TensorEntry:
     """Hand every chunk to ``put`` and describe the tensor; None stands for zeros, and so do AdamW's arrays where only the
-    weights are given."""
+    weights are given. A ``frozen`` tensor has nothing but weights."""
     refs: dict[str, tuple[ChunkRef, ...]] = {}
-    for kind in KINDS if set(arrays) == {"weight"} else ordered(arrays):
+    for kind in KINDS if set(arrays) == {"weight"} and not frozen else ordered(arrays):
         data = arrays.get(kind)
         chunks: list[ChunkRef] = []
         if data is not None:
@@ -143,7 +145,8 @@ def check_manifest(manifest: SnapshotManifest, specs: Iterable[TensorSpec]) -> d
     if [entry.name for entry in manifest.entries] != [spec.name for spec in specs]:
         raise InputError("the snapshot's tensors are not those of the plan, in canonical order")
     for entry, spec in zip(manifest.entries, specs, strict=True):
-        known = set(entry.arrays) == set(kinds_of(entry)) and set(entry.arrays) >= _ALWAYS
+        known = set(entry.arrays) == set(kinds_of(entry))
+        known = known and (set(entry.arrays) >= _ALWAYS or set(entry.arrays) == {"weight"})  # a frozen one
         if entry.shape != spec.shape or not known or len(entry.leaf) != 32:
             raise InputError(f"the snapshot's entry {spec.name} doesn't fit the plan")
         for kind, refs in entry.arrays.items():

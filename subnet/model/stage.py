@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
+from subnet.model.adapters import add_adapters
 from subnet.model.families import SLIDING
 from subnet.model.plan import ModelPlan
 from subnet.model.registry import EMBEDDING_NAME, HEAD_NAME, NORM_NAME, Architecture, load_architecture
 from subnet.model.routing import add_layers, no_routing, router_loss
+from subnet.run.trainable import TrainableSection, trains
 
 IGNORED_LABEL = -100
 EXPERTS = "grouped_mm"
@@ -56,7 +58,7 @@ class Leaf:
     """A parameter with a gradient of its own; ``tensor`` is its entry in the canonical list.
 
     Under bf16 a linear layer's parameter is a bf16 copy of ``master``, made once per update instead of once per chunk.
-    A buffer that is part of the state (``trained`` is false) has a gradient of zeros.
+    A buffer that is part of the state (``trained`` is false) has a gradient of zeros. A frozen one has none.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Leaf:
     parameter: Tensor
     master: Tensor
     trained: bool = True
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,15 @@ class _ShapeConstants:
 class StageModule(nn.Module):
     """Built without memory for its weights: call :meth:`bind` for every leaf before the first forward."""
 
-    def __init__(self, architecture: Architecture, spec: StageSpec, attention: str, *, compute: str = "fp32") -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        spec: StageSpec,
+        attention: str,
+        *,
+        compute: str = "fp32",
+        trainable: TrainableSection | None = None,
+    ) -> None:
         super().__init__()
         # A config of its own: implementations must not leak into another user of the architecture.
         own = load_architecture(architecture.model_config)
@@ -112,10 +123,13 @@ class StageModule(nn.Module):
         self.spec = spec
         self.tied = architecture.tied
         self.compute = compute
+        self.trainable = trainable or TrainableSection()
         hidden, vocab = architecture.hidden_size, architecture.vocab_size
         with torch.device("meta"):
             self.embed_tokens = _embedding(own) if spec.is_first else None
             self.layers = nn.ModuleDict({str(i): parts.decoder_layer(config, i) for i in spec.layers})
+            for index, layer in self.layers.items():
+                add_adapters(layer, own.adapter_targets(int(index), self.trainable), self.trainable)
             self.norm = parts.norm(hidden, eps=config.rms_norm_eps) if spec.is_last else None
             self.lm_head = nn.Linear(hidden, vocab, bias=False) if spec.is_last else None
         if self.embed_tokens is not None and parts.scaled_embedding is not None:
@@ -158,11 +172,12 @@ class StageModule(nn.Module):
             given = weights.get(name, weights[entry])
             if meta.shape != given.shape:
                 raise ValueError(f"{entry}: {tuple(given.shape)} doesn't fit {tuple(meta.shape)}")
+            frozen = not trains(self.trainable, entry, tied=self.tied)
             master = given.detach()
             cast = self.compute == "bf16" and isinstance(owner, nn.Linear)
-            parameter = nn.Parameter(master.to(torch.bfloat16) if cast else master) if trained else master
+            parameter = nn.Parameter(master.to(torch.bfloat16) if cast else master, not frozen) if trained else master
             setattr(owner, path[-1], parameter)
-            leaves.append(Leaf(name, entry, parameter, master, trained))
+            leaves.append(Leaf(name, entry, parameter, master, trained, frozen))
         device = leaves[0].parameter.device
         self.rotary_emb.to(device)
         if self.embed_tokens is not None and self.architecture.parts.scaled_embedding is not None:
@@ -171,11 +186,11 @@ class StageModule(nn.Module):
         self.bound = tuple(leaves)
         return leaves
 
-    def refresh(self) -> None:
-        """Bring bf16 copies up to the weights; graphs built before are void."""
+    def refresh(self, *, frozen: bool = False) -> None:
+        """Bring bf16 copies up to the weights (``frozen``: of those that updates don't change too); graphs are void."""
         with torch.no_grad():
             for leaf in self.bound:
-                if leaf.parameter.dtype != leaf.master.dtype:
+                if leaf.parameter.dtype != leaf.master.dtype and (frozen or not leaf.frozen):
                     leaf.parameter.copy_(leaf.master)
 
     def region(self, device: torch.device) -> AbstractContextManager[object]:
@@ -284,9 +299,11 @@ class StageModule(nn.Module):
                 loss = functional.cross_entropy(logits_NV, piece_labels, ignore_index=IGNORED_LABEL, reduction="sum")
             losses.append(loss.detach())
             if want_grad:
-                piece_grad, weight_grad = torch.autograd.grad(loss, (leaf_NH, head.weight), grad_outputs=unit)
+                wanted = (leaf_NH, head.weight) if head.weight.requires_grad else (leaf_NH,)
+                piece_grad, *weight_grad = torch.autograd.grad(loss, wanted, grad_outputs=unit)
                 grads.append(piece_grad)
-                head_grad = weight_grad.float() if head_grad is None else head_grad.add_(weight_grad)
+                for grad in weight_grad:
+                    head_grad = grad.float() if head_grad is None else head_grad.add_(grad)
             del logits_NV, loss
         total = losses.pop()
         while losses:
@@ -331,4 +348,5 @@ def build_stage(plan: ModelPlan, stage: int) -> StageModule:
         stage_spec(plan, stage),
         plan.config.model.attention,
         compute=plan.config.precision.compute,
+        trainable=plan.config.trainable,
     )

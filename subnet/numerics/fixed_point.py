@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from subnet.errors import InputError
-from subnet.numerics.layout import BLOCK, Partition, Section, Strip, section_tiles
+from subnet.numerics.layout import BLOCK, Partition, Section, Strip, TensorSpan, adapter_pairs, section_tiles
 from subnet.numerics.slices import Buffer, decode_merged, encode_arrays, encode_hashed, integer_type
 
 DECAY = 0.9
@@ -27,6 +27,8 @@ TENSOR_SHARE = 0.25
 HEADROOM = 2.0
 FLOOR = 2.0**-60
 LIMIT_SHRINK, LIMIT_GROWTH = 0.5, 8.0
+UNSEEN_SHARE = 2.0**-4
+"""An adapter's A has no gradient as long as B is zero; until then its limits are this share of B's largest."""
 CEILING = 2.0**120
 """No limit is above this, so that exponents stay in a byte and 2^-k in the normal range of fp32."""
 EXPONENT_BIAS = 128
@@ -68,10 +70,22 @@ def update_scales(
     for span in section.tensors:
         blocks = slice(span.block_start, span.block_start + span.num_blocks)
         share[blocks] = new[blocks].amax() * scalar(TENSOR_SHARE)
-    target = torch.maximum(torch.maximum(new, share) * scalar(HEADROOM), scalar(FLOOR))
+    wanted = torch.maximum(torch.maximum(new, share) * scalar(HEADROOM), scalar(FLOOR))
+    target = wanted
     if not first:
         target = torch.minimum(torch.maximum(target, limit * scalar(LIMIT_SHRINK)), limit * scalar(LIMIT_GROWTH))
+    for a, b in adapter_pairs(section):
+        blocks = _blocks(a)
+        if not bool(new[blocks].any()):
+            largest = target[_blocks(b)].amax() * scalar(UNSEEN_SHARE)
+            target[blocks] = torch.maximum(largest, scalar(FLOOR))
+        elif not first and not bool(decayed[blocks].any()):
+            target[blocks] = wanted[blocks]
     return new, torch.minimum(target, scalar(CEILING))
+
+
+def _blocks(span: TensorSpan) -> slice:
+    return slice(span.block_start, span.block_start + span.num_blocks)
 
 
 def exponents(limit: Tensor, leaf_qmax: int) -> Tensor:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from blake3 import blake3
 
+from subnet.run.trainable import LORA_A, LORA_B
 from subnet.words import BLOCK, Member, TensorSpec
 
 if TYPE_CHECKING:
@@ -279,6 +280,14 @@ def tiles(parts: Sequence[Strip], max_elements: int) -> Iterator[Strip]:
 def section_tiles(section: Section, max_elements: int) -> tuple[Strip, ...]:
     """All blocks of a section as tiles, kept for the next call."""
     return tuple(tiles(strips(section), max_elements))
+
+
+@lru_cache(maxsize=64)
+def adapter_pairs(section: Section) -> tuple[tuple[TensorSpan, TensorSpan], ...]:
+    """The two matrices, A and B, of each adapter in a section."""
+    by_name = {span.spec.name: span for span in section.tensors}
+    firsts = [name for name in by_name if name.endswith(LORA_A)]
+    return tuple((by_name[name], by_name[name.removesuffix(LORA_A) + LORA_B]) for name in firsts)
 
 
 def canonical_locations(layout: RunLayout) -> dict[str, Location]:

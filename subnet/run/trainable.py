@@ -42,7 +42,9 @@ class TrainableSection(Section, frozen=True):
         check(all(n >= 0 for n in self.layers), "trainable.layers", list(self.layers), "numbers of layers, 0 and up")
         check(some or not self.also, "trainable.also", list(self.also), 'nothing, or kind = "layers"')
         check(set(self.also) <= set(parts), "trainable.also", list(self.also), ", ".join(parts))
-        check(not some or self.layers or self.also, "trainable.layers", [], "one layer or more, or trainable.also")
+        check(
+            not some or bool(self.layers or self.also), "trainable.layers", [], "one layer or more, or trainable.also"
+        )
 
     @property
     def scaling(self) -> float:

@@ -50,8 +50,8 @@ class StageCosts:
         """Of a microbatch."""
         self.num_stages = plan.num_stages
         self.boundary_bytes = boundary_bytes(plan)
-        self.params = [sum(spec.num_elements for spec in held) for held in plan.stage_tensors]
-        self.blocks = [sum(spec.num_blocks for spec in held) for held in plan.stage_tensors]
+        self.params = [sum(spec.num_elements for spec in held) for held in plan.trained_tensors]
+        self.blocks = [sum(spec.num_blocks for spec in held) for held in plan.trained_tensors]
         self.graph_bytes = [graph_bytes(plan, stage) for stage in range(plan.num_stages)]
         self._slices: dict[tuple[int, int], list[float]] = {}
 
