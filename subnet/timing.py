@@ -99,6 +99,20 @@ class Deadline:
             raise DeadlinePassed(f"{what}: not done within {remaining_s:.3g} s") from error
 
 
+SLOWEST_BYTES_PER_S = 64 << 10
+"""A transfer may take as long as its bytes do at this speed, beside what every transfer may take."""
+
+
+def carrying_s(base_s: float, num_bytes: float, mbit_per_s: float) -> float:
+    """How long something may take that may take ``base_s`` anyhow and has bytes to move over a link of so many Mbit/s."""
+    return base_s + 8e-6 * num_bytes / mbit_per_s
+
+
+def transfer_deadline(base_s: float, num_bytes: float) -> Deadline:
+    """For a transfer of so many bytes in all: ``base_s``, and what they take at ``SLOWEST_BYTES_PER_S``."""
+    return Deadline.after(base_s + num_bytes / SLOWEST_BYTES_PER_S)
+
+
 class Backoff:
     """Growing waits with jitter: the n-th is in [1/2, 1] of min(cap, base * 2^n)."""
 
@@ -140,7 +154,10 @@ class Timeouts:
     probe_s: float = _wait(1, "A member whose connection was reset must answer a probe within this time.")
     not_accumulated_s: float = _wait(5, "The answer to a revoked lease; later the member's partial is void.")
     commit_s: float = _wait(20, "The answer to `Freeze`: the commitment to a partial.")
-    owner_s: float = _wait(20, "An owner publishes its merged partition; later contributors go via the store.")
+    owner_s: float = _wait(
+        20,
+        "An owner publishes its merged partition; later contributors go via the store. Grows with bytes, as said below.",
+    )
     fingerprint_s: float = _wait(20, "The answer to `Reveal`: the fingerprints of a partial.")
     check_s: float = _wait(30, "The answer to the fingerprints: a replica's check of the merged sum.")
     receipt_flush_s: float = _wait(1, "Receipts are sent at the latest this long after the first.")
@@ -155,6 +172,13 @@ class Timeouts:
     )
     store_request_s: float = _wait(30, "One try of a transfer from or to the store.")
     store_open_s: float = _wait(120, "A validator without an index of its store has read what the last one left there.")
+    journal_answer_s: float = _wait(
+        10, "The journal's database answers a commit within this time, or it is connected anew."
+    )
+    journal_away_s: float = _wait(120, "A leader waits so long for its journal's database, says nothing, then ends.")
+    journal_open_s: float = _wait(
+        30, "At a start: for the journal's database, and for whoever wrote the journal before."
+    )
     store_probe_s: float = _wait(3, "The store answers the validator's look at it within this time, or it is away.")
     stream_keepalive_s: float = _wait(5, "The validator says something on each stream this often.")
     stream_idle_s: float = _wait(15, "A stream that said nothing for this long is opened anew.")
@@ -240,6 +264,16 @@ def check_nesting(timeouts: Timeouts = TIMEOUTS) -> None:
             )
 
 
+_GROWING = (
+    "What has bytes to move is waited for longer: the wait above, and the bytes over a link of `merge.slowest_mbit` (run file,",
+    "20 Mbit/s unless it says otherwise). The bytes follow from the journal (`validator/merge_waits.py`), so all validators",
+    "wait equally long: `commit_s`, `check_s`, the wait of a trace: the packed sum of the stage; `owner_s`, and the wait through",
+    "the store after it: the most that one contributor sends and the most that one owner gets; a snapshot: 12 bytes a parameter;",
+    "a lease: its boundary, and those before it on the same link. A miner's own transfers end after their wait and their bytes",
+    "at 64 KiB/s. At 20 Mbit/s a stage of 10M parameters (M = 16) adds 8 s to `commit_s`, one of 275M 220 s.",
+)
+
+
 def render_timeouts_markdown(timeouts: Timeouts = TIMEOUTS) -> str:
     lines = [
         "# Timeouts",
@@ -252,7 +286,7 @@ def render_timeouts_markdown(timeouts: Timeouts = TIMEOUTS) -> str:
     lines += [
         f"| `{item.name}` | {getattr(timeouts, item.name):g} | {item.metadata['doc']} |" for item in fields(timeouts)
     ]
-    lines += ["", "Checked at start-up:", ""]
+    lines += ["", *_GROWING, "", "Checked at start-up:", ""]
     for inner, factor, outer, why in NESTING:
         times = "" if factor == 1 else f" · {factor:g}"
         lines.append(f"- `{inner}`{times} < `{outer}`: {why}.")

@@ -1,8 +1,6 @@
-"""A journal's file as it is found: checked from its copy on, a torn tail dropped, whatever else is wrong named by its number.
+"""A journal in a SQLite file: the run's own, in its directory.
 
-SQLite in WAL mode with ``synchronous=FULL``: a commit that was acknowledged is on the disk. What the disk lost all the same is
-told by the *tip*, a small file beside the journal that says how many records were committed; it is written without a sync, so
-that it may lag behind the journal but is never ahead of what was acknowledged.
+WAL mode with ``synchronous=FULL``: a commit that was acknowledged is on the disk. Nothing here waits for another machine.
 """
 
 from __future__ import annotations
@@ -10,17 +8,15 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
-from loguru import logger
-
 from subnet.errors import ConfigError, Corrupt, Exists, IotaError, OutOfSpace
-from subnet.run.chain_hash import GENESIS_HEAD, next_head
 from validator.copies import Copy
+from validator.journal import TABLES, JournalDatabase, JournalWriter, Row, Table, Work
+from validator.journal_rows import WAY_OUT, Found, RowDamaged, Tip, chained, read_rows
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (number INTEGER PRIMARY KEY, head TEXT NOT NULL, data BLOB NOT NULL) STRICT;
@@ -35,31 +31,8 @@ CREATE INDEX IF NOT EXISTS receipts_by_step ON receipts (step);
 """
 _LENGTHS = "SELECT (SELECT count(*) FROM records), (SELECT coalesce(max(next), 0) FROM segments)"
 WAL_LIMIT_BYTES = 16 << 20
-WAY_OUT = "the way out: start with --lead-from STORE, which reads the run from its log store"
 _DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 _CONFIG = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH}
-
-
-@dataclass
-class Found:
-    """A journal as it was found; ``base``: the number of ``records[0]``, whose predecessor's head is ``base_head``."""
-
-    base: int = 0
-    base_head: str = GENESIS_HEAD
-    records: list[bytes] = field(default_factory=lambda: [])
-    heads: list[str] = field(default_factory=lambda: [])
-    copy: Copy | None = None
-    """The newest good copy of the state: replay begins with it."""
-    acknowledged: int = 0
-    num_segments: int = 0
-    num_dropped: int = 0
-    """Records at the end that were committed once and are lost."""
-    torn: int | None = None
-    """Number of a record at the end that is still in the file and must be deleted before another takes its place."""
-
-    @property
-    def length(self) -> int:
-        return self.base + len(self.records)
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -132,168 +105,207 @@ def load(path: Path, *, read_only: bool = False) -> Found:
 
     ``read_only``: as it is at one moment, beside a validator that may be writing it; nothing in the directory changes.
     """
-    tip, tip_acknowledged = Tip.read(path)  # first: what a writer adds meanwhile is more than it says
+    tip = Tip.read(path)  # first: what a writer adds meanwhile is more than it says
     with closing(_connect_aside(path) if read_only else connect(path)) as connection:
-        found = _anchored(path, connection)
-    if max(found.acknowledged, tip_acknowledged) > found.length:
-        raise Corrupt(
-            f"journal {path} ends before record {found.length}, but records up to "
-            f"{max(found.acknowledged, tip_acknowledged) - 1} are in the log store",
-            hint=WAY_OUT,
-        )
-    found.num_dropped = max(found.num_dropped, tip - found.length)
-    if found.num_dropped:
-        logger.warning(
-            "journal {}: the last {} record(s), from {} on, are lost or torn and were dropped; a new term begins",
-            path,
-            found.num_dropped,
-            found.length,
-        )
-    return found
+        return read_rows(f"journal {path}", SqliteRows(connection), tip)
 
 
-def _anchored(path: Path, connection: sqlite3.Connection) -> Found:
-    """From the newest-but-one copy on, as far back as members may still ask; from a later one where that can't be read."""
-    segment = connection.execute("SELECT number, next FROM segments ORDER BY number DESC LIMIT 1").fetchone()
-    last, acknowledged = _typed(segment, int, int) if segment is not None else (-1, 0)
-    num_segments = last + 1
-    copies, bad = _copies(path, connection)
-    (lowest,) = connection.execute("SELECT min(number) FROM records").fetchone()
-    anchors = [(copy.number, copy.head) for copy in copies[:2]]
-    if not lowest and len(anchors) < 2:  # nothing was deleted yet
-        anchors.append((0, GENESIS_HEAD))
-    if not anchors:
-        why = f"its copies of the state ({bad}) don't fit their hashes" if bad else "it has no copy of the state"
-        raise Corrupt(f"journal {path} begins with record {lowest}, and {why}", hint=WAY_OUT)
-    for anchor in reversed(anchors[1:]):
+class SqliteRows:
+    """:class:`validator.journal_rows.Rows`"""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def last_segment(self) -> tuple[Any, ...] | None:
+        return self._connection.execute("SELECT number, next FROM segments ORDER BY number DESC LIMIT 1").fetchone()
+
+    def lowest(self) -> int | None:
+        return self._connection.execute("SELECT min(number) FROM records").fetchone()[0]
+
+    def highest(self) -> int | None:
+        return self._connection.execute("SELECT max(number) FROM records").fetchone()[0]
+
+    def copy_numbers(self) -> list[int]:
+        return [int(row[0]) for row in self._connection.execute("SELECT number FROM copies ORDER BY number DESC")]
+
+    def copy(self, number: int) -> tuple[Any, ...] | None:
         try:
-            return _read(path, connection, Found(*anchor, [], [], None, acknowledged, num_segments), copies)
-        except _BadRecord as error:
-            if error.number >= copies[0].number:
-                raise
-            logger.warning("{}; it lies before the copy of the state at {}, which is good", error, copies[0].number)
-    return _read(path, connection, Found(*anchors[0], [], [], None, acknowledged, num_segments), copies)
-
-
-def _copies(path: Path, connection: sqlite3.Connection) -> tuple[list[Copy], int]:
-    """The good ones, newest first, and how many aren't."""
-    numbers = [int(row[0]) for row in connection.execute("SELECT number FROM copies ORDER BY number DESC")]
-    copies: list[Copy] = []
-    for number in numbers:
-        try:
-            row = connection.execute("SELECT head, hash, state, history FROM copies WHERE number = ?", (number,))
-            head, digest, state, history = _typed(row.fetchone(), str, str, bytes, bytes)
-            copy = Copy(number, head, state, history)
-            why = "" if copy.digest == digest and copy.decodes else "it doesn't fit its hash"
+            rows = self._connection.execute("SELECT head, hash, state, history FROM copies WHERE number = ?", (number,))
+            return rows.fetchone()
         except sqlite3.DatabaseError as error:
-            copy, why = None, str(error)
-        if copy is not None and not why:
-            copies.append(copy)
-        else:
-            logger.warning("journal {}: the copy of the state at record {} is not used: {}", path, number, why)
-    return copies, len(numbers) - len(copies)
+            raise RowDamaged(str(error)) from error
+
+    def records_from(self, number: int) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._connection.execute(
+                "SELECT number, head, data FROM records WHERE number >= ? ORDER BY number", (number,)
+            )
+        except sqlite3.DatabaseError as error:
+            raise RowDamaged(str(error)) from error
 
 
-def _typed(row: Any, *kinds: type) -> tuple[Any, ...]:
-    """The row, if it is what the schema says: a damaged page may give anything."""
-    if not isinstance(row, tuple) or not all(map(isinstance, cast("tuple[Any, ...]", row), kinds)):
-        raise sqlite3.DatabaseError("a row is damaged")
-    return cast("tuple[Any, ...]", row)
+class SqliteJournal:
+    """:class:`validator.journal.JournalDatabase`"""
 
-
-class _BadRecord(Corrupt):
-    """Names the record that can't be used."""
-
-    def __init__(self, path: Path, number: int, why: str) -> None:
-        super().__init__(f"journal {path}: record {number} {why}; those before it are good", hint=WAY_OUT)
-        self.number = number
-
-
-def _read(path: Path, connection: sqlite3.Connection, found: Found, copies: Sequence[Copy]) -> Found:
-    """The records behind ``found.base``, each checked against the chain, and the chain against the copies."""
-    heads = {copy.number: copy.head for copy in copies}
-    last = connection.execute("SELECT max(number) FROM records").fetchone()[0]
-    rows = connection.execute("SELECT number, head, data FROM records WHERE number >= ? ORDER BY number", (found.base,))
-    head = found.base_head
-    try:
-        for row in rows:
-            number, stored, data = _typed(row, int, str, bytes)
-            head, fits = next_head(head, data), number == found.length
-            if not fits or stored != head or heads.get(number + 1, head) != head:
-                if fits and number == last and number >= found.acknowledged:
-                    found.torn, found.num_dropped = number, 1
-                    break
-                raise _BadRecord(path, found.length, "does not fit the hash chain" if fits else "is missing")
-            found.records.append(data)
-            found.heads.append(head)
-    except sqlite3.DatabaseError as error:
-        raise _BadRecord(path, found.length, f"can't be read ({error})") from error
-    found.copy = copies[0] if copies else None
-    if found.copy is not None and found.length < found.copy.number:
-        raise _BadRecord(path, found.length, "is missing")
-    return found
-
-
-class Tip:
-    """How many records were committed, and how many of them acknowledged, in a file beside the journal."""
+    trouble = ""
 
     def __init__(self, path: Path) -> None:
-        self._number, self._acknowledged = self.read(path)
-        self._descriptor = os.open(_tip_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.path, self.name = path, f"journal {path}"
 
-    def committed(self, number: int | None, acknowledged: int | None) -> None:
-        """So many records are committed, and known as acknowledged; None: as many as before."""
-        self._number = self._number if number is None else number
-        self._acknowledged = self._acknowledged if acknowledged is None else acknowledged
-        try:
-            os.pwrite(self._descriptor, _tip_line(self._number, self._acknowledged), 0)
-        except OSError as error:
-            logger.warning("the journal's tip can't be written: {}", error)
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def load(self, *, read_only: bool = False) -> Found:
+        with readable(self.path):
+            if not read_only:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            return load(self.path, read_only=read_only)
+
+    def writer(self) -> JournalWriter:
+        return SqliteWriter(self.path)
+
+    def interrupt(self) -> None:
+        """A disk can't be interrupted."""
+
+    def receipts_between(self, hotkey: str, first_step: int, end_step: int) -> list[bytes]:
+        with readable(self.path), closing(connect_to_read(self.path)) as connection:
+            rows = connection.execute(
+                "SELECT data FROM receipts WHERE step >= ? AND step < ? AND hotkey = ? ORDER BY id",
+                (first_step, end_step, hotkey),
+            )
+            return [data for (data,) in rows]
+
+    def create(self, records: Iterable[bytes], segments: Iterable[tuple[int, int]]) -> None:
+        create(self.path, records, segments)
+
+    def rows(self) -> Iterator[Row]:
+        with readable(self.path), closing(_connect_aside(self.path)) as connection:
+            for table in TABLES:
+                for row in connection.execute(_ALL[table]):
+                    yield table, row
+
+    def fill(self, rows: Iterable[Row]) -> None:
+        self.discard()
+        with written_whole(self.path) as connection:
+            for table, row in rows:
+                connection.execute(_ADD[table], row)
+
+    def discard(self) -> None:
+        with readable(self.path):
+            for end in ("", "-wal", "-shm", "-new"):
+                self.path.with_name(self.path.name + end).unlink(missing_ok=True)
 
     def close(self) -> None:
-        os.close(self._descriptor)
-
-    @staticmethod
-    def say(path: Path, number: int, acknowledged: int) -> None:
-        """Of a journal that is written whole."""
-        _tip_path(path).write_bytes(_tip_line(number, acknowledged))
-
-    @staticmethod
-    def read(path: Path) -> tuple[int, int]:
-        """(records, acknowledged records); zeros where there is none or it can't be read: it only ever adds a warning."""
-        with suppress(OSError, ValueError):
-            number, acknowledged = _tip_path(path).read_text(encoding="ascii").split()
-            return int(number), int(acknowledged)
-        return 0, 0
+        """Nothing is held open."""
 
 
-def _tip_line(number: int, acknowledged: int) -> bytes:
-    return f"{number:20d} {acknowledged:20d}\n".encode()
+_ALL: dict[Table, str] = {
+    "records": "SELECT number, head, data FROM records ORDER BY number",
+    "segments": "SELECT number, first, next FROM segments ORDER BY number",
+    "copies": "SELECT number, head, hash, state, history FROM copies ORDER BY number",
+    "receipts": "SELECT step, hotkey, data FROM receipts ORDER BY id",
+}
+_ADD: dict[Table, str] = {
+    "records": "INSERT INTO records VALUES (?, ?, ?)",
+    "segments": "INSERT INTO segments VALUES (?, ?, ?)",
+    "copies": "INSERT INTO copies VALUES (?, ?, ?, ?, ?)",
+    "receipts": "INSERT INTO receipts (step, hotkey, data) VALUES (?, ?, ?)",
+}
 
 
-def _tip_path(path: Path) -> Path:
-    return path.with_name(path.name + "-tip")
+class SqliteWriter:
+    """:class:`validator.journal.JournalWriter`"""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = connect(self._path)
+        return self._connection
+
+    def write(self, batch: Sequence[Work]) -> None:
+        try:
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                for work in batch:
+                    _write(connection, work)
+                connection.execute("COMMIT")
+            except sqlite3.DatabaseError:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.DatabaseError as error:
+            raise database_error(self._path, "be written", error) from error
+
+    def delete_below(self, number: int, most: int) -> bool:
+        try:
+            connection = self._open()
+            done = connection.execute(
+                "DELETE FROM records WHERE number IN (SELECT number FROM records WHERE number < ? LIMIT ?)",
+                (number, most),
+            )
+            if done.rowcount >= most:
+                return True
+            connection.execute("PRAGMA incremental_vacuum").fetchall()
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            return False
+        except sqlite3.DatabaseError as error:
+            raise database_error(self._path, "be written", error) from error
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+def _write(connection: sqlite3.Connection, work: Work) -> None:
+    if work.torn is not None:
+        connection.execute("DELETE FROM records WHERE number >= ?", (work.torn,))
+    connection.executemany(_ADD["records"], work.records)
+    connection.executemany(_ADD["segments"], work.segments)
+    connection.executemany(_ADD["receipts"], work.receipts)
+    if work.forget_before_step is not None:
+        connection.execute("DELETE FROM receipts WHERE step < ?", (work.forget_before_step,))
+    if work.copy is not None:
+        _write_copy(connection, work.copy, work.keep_from)
+
+
+def _write_copy(connection: sqlite3.Connection, copy: Copy, keep_from: int) -> None:
+    connection.execute("DELETE FROM copies WHERE number != ?", (keep_from,))
+    connection.execute(_ADD["copies"], (copy.number, copy.head, copy.digest, copy.state, copy.beside))
+    connection.execute(
+        "DELETE FROM segments WHERE next <= ? AND number < (SELECT max(number) FROM segments)", (keep_from,)
+    )
 
 
 def create(path: Path, records: Iterable[bytes], segments: Iterable[tuple[int, int]]) -> None:
     """Write a journal whole: it appears under ``path`` complete or not at all. ``segments``: (first, next) of each."""
     if path.exists():
         raise Exists(f"there is a journal already: {path}", hint="move it away, or start without --lead-from")
+    with written_whole(path) as connection:
+        connection.executemany(_ADD["records"], chained(iter(records)))
+        rows = ((number, first, after) for number, (first, after) in enumerate(segments))
+        connection.executemany(_ADD["segments"], rows)
+        Tip.say(path, *connection.execute(_LENGTHS).fetchone())
+
+
+@contextmanager
+def written_whole(path: Path) -> Generator[sqlite3.Connection]:
+    """A new database under another name, in one transaction; it takes its place once it is on the disk."""
     temporary = path.with_name(path.name + "-new")
     with readable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in (temporary, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-tip"))):
+        for leftover in (temporary, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
             leftover.unlink(missing_ok=True)
         with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
             connection.execute("PRAGMA synchronous=FULL")
             connection.executescript(SCHEMA)
             connection.execute("BEGIN IMMEDIATE")
-            connection.executemany("INSERT INTO records VALUES (?, ?, ?)", _chained(records))
-            rows = ((number, first, after) for number, (first, after) in enumerate(segments))
-            connection.executemany("INSERT INTO segments VALUES (?, ?, ?)", rows)
+            yield connection
             connection.execute("COMMIT")
-            Tip.say(path, *connection.execute(_LENGTHS).fetchone())
         temporary.replace(path)
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -302,8 +314,5 @@ def create(path: Path, records: Iterable[bytes], segments: Iterable[tuple[int, i
             os.close(directory)
 
 
-def _chained(records: Iterable[bytes]) -> Iterator[tuple[int, str, bytes]]:
-    head = GENESIS_HEAD
-    for number, data in enumerate(records):
-        head = next_head(head, data)
-        yield number, head, data
+def _is_database(path: Path) -> JournalDatabase:  # pyright checks that the protocol is kept
+    return SqliteJournal(path)

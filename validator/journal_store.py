@@ -1,20 +1,18 @@
-"""The journal on disk: append-only, hash-chained, one writer thread, group commit; what ``append`` acknowledged survives kill -9.
+"""The journal as a validator uses it: append-only, hash-chained, one writer thread, group commit; what was acknowledged stays.
 
-Opening verifies the chain from the newest-but-one copy of the state on (:mod:`validator.journal_file`); what lies before that
-copy is deleted from this file, since the log store keeps it. So file and memory stay bounded however long a run lasts.
-Evidence (signed receipts) lies beside the records in a table of its own, bounded by ``forget_receipts``.
+The records that members may still ask for are in memory; the rest is in a database (:mod:`validator.journal`). Opening
+verifies the chain from the newest-but-one copy of the state on; what lies before that copy is deleted, since the log store
+keeps it. So database and memory stay bounded however long a run lasts. Evidence (signed receipts) lies beside the records,
+bounded by ``forget_receipts``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
-import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -25,30 +23,16 @@ from subnet.run.chain_hash import next_head
 from subnet.run.events import AnyEvent, Record
 from subnet.run.state import RunState, new_state
 from subnet.run.views import scope_of
+from subnet.timing import TIMEOUTS
 from validator import journal_file
 from validator.copies import Copy
+from validator.journal import JournalDatabase, JournalWriter, Work
+from validator.journal_rows import WAY_OUT, Tip
 
 DELETED_AT_ONCE = 5_000
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
-
-
-@dataclass
-class _Work:
-    records: list[tuple[int, str, bytes]] = field(default_factory=lambda: [])
-    segments: list[tuple[int, int, int]] = field(default_factory=lambda: [])
-    receipts: list[tuple[int, str, bytes]] = field(default_factory=lambda: [])
-    forget_before_step: int | None = None
-    torn: int | None = None
-    copy: Copy | None = None
-    keep_from: int = 0
-    """With a copy: copies and records before this number may go."""
-    done: Future[None] | None = None
-
-    @property
-    def empty(self) -> bool:
-        return not (self.records or self.segments or self.receipts or self.copy) and self.forget_before_step is None
 
 
 def first_bytes(records: Sequence[bytes], limit_bytes: int) -> Sequence[bytes]:
@@ -64,12 +48,13 @@ def first_bytes(records: Sequence[bytes], limit_bytes: int) -> Sequence[bytes]:
 class JournalStore:
     """One run's journal. ``stage`` encodes and chains; ``commit`` returns when all staged records are on disk."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with journal_file.readable(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            found = journal_file.load(path)
-            self._tip = journal_file.Tip(path)
+    def __init__(self, where: Path | JournalDatabase, *, read_only: bool = False) -> None:
+        """``read_only``: as it is now, beside the one who may be writing it; nothing can be committed."""
+        self._database = journal_file.SqliteJournal(where) if isinstance(where, Path) else where
+        self.path, self.name = self._database.path, self._database.name
+        found = self._database.load(read_only=read_only)
+        with journal_file.readable(self.path):
+            self._tip = None if read_only else Tip(self.path)
         self.base = found.base
         """Number of the oldest record that is kept."""
         self._base_head = found.base_head
@@ -88,12 +73,15 @@ class JournalStore:
         """Committed records that the disk lost, so that members may have seen what isn't here: a new term must begin."""
         self.committed = found.length
         """Records below this number are on disk."""
-        self._staged = _Work(torn=found.torn)
-        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._staged = Work(torn=found.torn)
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._failure: IotaError | None = None
         self._delete_below = found.base
+        self._opened = False
+        self._read_only = read_only
         self._thread = threading.Thread(target=self._write_forever, name="journal-writer", daemon=True)
-        self._thread.start()
+        if not read_only:
+            self._thread.start()
 
     @staticmethod
     def create(path: Path, records: Sequence[bytes], segments: Sequence[tuple[int, int]]) -> None:
@@ -120,8 +108,8 @@ class JournalStore:
                 yield _decoder.decode(data)
             except msgspec.MsgspecError as error:
                 raise Corrupt(
-                    f"journal {self.path}: record {number} does not decode: {error}",
-                    hint=f"was it written by a newer version? Else {journal_file.WAY_OUT}",
+                    f"{self.name}: record {number} does not decode: {error}",
+                    hint=f"was it written by a newer version? Else {WAY_OUT}",
                 ) from error
 
     def records_between(self, first: int, end: int) -> list[bytes]:
@@ -172,12 +160,7 @@ class JournalStore:
 
     def receipts_between(self, hotkey: str, first_step: int, end_step: int) -> list[bytes]:
         """Reports of the hotkey that were kept (and committed) while these steps were open, in order. Blocks; any thread."""
-        with journal_file.readable(self.path), closing(journal_file.connect_to_read(self.path)) as connection:
-            rows = connection.execute(
-                "SELECT data FROM receipts WHERE step >= ? AND step < ? AND hotkey = ? ORDER BY id",
-                (first_step, end_step, hotkey),
-            )
-            return [data for (data,) in rows]
+        return self._database.receipts_between(hotkey, first_step, end_step)
 
     def stage_segment(self, first: int, next_number: int) -> None:
         """Records ``first .. next_number - 1`` are in the log store as segment ``num_segments``."""
@@ -203,25 +186,42 @@ class JournalStore:
             raise self._failure
         if self._staged.empty:
             return
-        work, self._staged = self._staged, _Work()
+        if self._read_only:
+            raise RuntimeError("this journal was opened to be read")
+        work, self._staged = self._staged, Work()
         work.done = Future()
         self._queue.put(work)
-        await asyncio.wrap_future(work.done)
+        answer = asyncio.wrap_future(work.done)
+        try:
+            while not (await asyncio.wait({answer}, timeout=TIMEOUTS.journal_answer_s))[0]:
+                self._database.interrupt()
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+        answer.result()
         if work.records:
             self.committed = max(self.committed, work.records[-1][0] + 1)
 
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the journal's database now, in words; empty while it answers."""
+        return self._database.trouble
+
     def close(self, timeout_s: float = 10.0) -> None:
+        if self._read_only:
+            self._database.close()
+            return
         self._queue.put(None)
         self._thread.join(timeout_s)
 
     # --- the writer thread -------------------------------------------------------------------------------------
 
     def _write_forever(self) -> None:
-        connection: sqlite3.Connection | None = None
+        writer = self._database.writer()
         try:
             while True:
-                work = self._next_work(connection)
-                batch: list[_Work] = []
+                work = self._next_work(writer)
+                batch: list[Work] = []
                 while work is not None:
                     batch.append(work)
                     if self._queue.empty():
@@ -229,19 +229,20 @@ class JournalStore:
                     work = self._queue.get()
                 if batch and self._failure is None:
                     try:
-                        connection = connection or journal_file.connect(self.path)
-                        self._write(connection, batch)
-                    except sqlite3.DatabaseError as error:
-                        self._failure = journal_file.database_error(self.path, "be written", error)
+                        writer.write(batch)
+                        self._written(batch)
+                    except IotaError as error:
+                        self._failure = error
                 self._answer(batch)
                 if work is None:
                     return
         finally:
-            if connection is not None:
-                connection.close()
-            self._tip.close()
+            writer.close()
+            self._database.close()
+            if self._tip is not None:
+                self._tip.close()
 
-    def _answer(self, batch: Sequence[_Work]) -> None:
+    def _answer(self, batch: Sequence[Work]) -> None:
         for work in batch:
             if work.done is not None and work.done.set_running_or_notify_cancel():
                 if self._failure is not None:
@@ -249,55 +250,26 @@ class JournalStore:
                 else:
                     work.done.set_result(None)
 
-    def _write(self, connection: sqlite3.Connection, batch: Sequence[_Work]) -> None:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            for work in batch:
-                if work.torn is not None:
-                    connection.execute("DELETE FROM records WHERE number >= ?", (work.torn,))
-                connection.executemany("INSERT INTO records VALUES (?, ?, ?)", work.records)
-                connection.executemany("INSERT INTO segments VALUES (?, ?, ?)", work.segments)
-                connection.executemany("INSERT INTO receipts (step, hotkey, data) VALUES (?, ?, ?)", work.receipts)
-                if work.forget_before_step is not None:
-                    connection.execute("DELETE FROM receipts WHERE step < ?", (work.forget_before_step,))
-                if work.copy is not None:
-                    self._write_copy(connection, work.copy, work.keep_from)
-            connection.execute("COMMIT")
-        except sqlite3.DatabaseError:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+    def _written(self, batch: Sequence[Work]) -> None:
         numbers = [work.records[-1][0] + 1 for work in batch if work.records]
         segments = [work.segments[-1][2] for work in batch if work.segments]
-        self._tip.committed(numbers[-1] if numbers else None, segments[-1] if segments else None)
+        if self._tip is not None:
+            self._tip.committed(numbers[-1] if numbers else None, segments[-1] if segments else None)
+        for work in batch:
+            if work.copy is not None:
+                self._delete_below = work.keep_from
 
-    def _write_copy(self, connection: sqlite3.Connection, copy: Copy, keep_from: int) -> None:
-        row = (copy.number, copy.head, copy.digest, copy.state, copy.beside)
-        connection.execute("DELETE FROM copies WHERE number != ?", (keep_from,))
-        connection.execute("INSERT INTO copies VALUES (?, ?, ?, ?, ?)", row)
-        connection.execute(
-            "DELETE FROM segments WHERE next <= ? AND number < (SELECT max(number) FROM segments)", (keep_from,)
-        )
-        self._delete_below = keep_from
-
-    def _next_work(self, connection: sqlite3.Connection | None) -> _Work | None:
+    def _next_work(self, writer: JournalWriter) -> Work | None:
         """The next work; before it, and as long as there is none, a piece of what a copy made superfluous is deleted."""
-        while connection is not None and self._delete_below and self._failure is None:
+        while self._opened and self._delete_below and self._failure is None:
             try:
-                self._delete_piece(connection)
-            except sqlite3.DatabaseError as error:
-                logger.warning("journal {}: old records not deleted: {}", self.path, error)
+                if not writer.delete_below(self._delete_below, DELETED_AT_ONCE):
+                    self._delete_below = 0
+            except IotaError as error:
+                logger.warning("{}: old records not deleted: {}", self.name, error)
                 self._delete_below = 0
             if not self._queue.empty():
                 break
-        return self._queue.get()
-
-    def _delete_piece(self, connection: sqlite3.Connection) -> None:
-        done = connection.execute(
-            "DELETE FROM records WHERE number IN (SELECT number FROM records WHERE number < ? LIMIT ?)",
-            (self._delete_below, DELETED_AT_ONCE),
-        )
-        if done.rowcount < DELETED_AT_ONCE:
-            self._delete_below = 0
-            connection.execute("PRAGMA incremental_vacuum").fetchall()
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        work = self._queue.get()
+        self._opened = True
+        return work
