@@ -21,7 +21,7 @@ from subnet.engine.stage_merge import HashedSlice, MergedPartition, SliceEncoder
 from subnet.errors import InputError, IotaError, NotFound
 from subnet.protocol import wire
 from subnet.run.state import FROZEN, Merge, StepWork, merge_of, num_counted
-from subnet.timing import TIMEOUTS, Deadline
+from subnet.timing import TIMEOUTS, Deadline, transfer_deadline
 from subnet.words import Commitment
 
 Buffer = bytes | bytearray | memoryview
@@ -131,7 +131,8 @@ class MergeWork:
     async def _store(self, summed: Sequence[_Summed]) -> None:
         context = self._context
         blobs = [(one.blob, one.stored) for one in summed]
-        await context.blobs.put_many(blobs, "log", Deadline.after(TIMEOUTS.store_request_s))
+        size_bytes = sum(one.stored.nbytes for one in summed)
+        await context.blobs.put_many(blobs, "log", transfer_deadline(TIMEOUTS.store_request_s, size_bytes))
         context.background(context.sources.holdings.keep_many(blobs))
         for one in summed:
             owe, result = one.owe, one.result
@@ -240,7 +241,8 @@ class MergeWork:
         told = {p: merge.merged[p] for p in owe.partitions}
         parts = {p: [(e, dict(e.hashes)[p]) for e in merge.entries if p in dict(e.hashes)] for p in owe.partitions}
         lacking = sorted({value for named in parts.values() for _, value in named} - set(context.slices))
-        deadline = Deadline.after(TIMEOUTS.store_request_s)
+        size_bytes = sum(merge_work.slice_bytes(p, total, packed=False) * len(named) for p, named in parts.items())
+        deadline = transfer_deadline(TIMEOUTS.store_request_s, size_bytes)
         found = await context.blobs.get_many([(value, 0) for value in lacking], deadline)
         slices = {**context.slices, **{value: memoryview(d) for value, d in zip(lacking, found, strict=True)}}
 
@@ -265,7 +267,7 @@ class MergeWork:
         ``store_first``: they have just been merged, so everybody wants them at once and the store has them.
         """
         lacking = [entry for entry in partitions if entry[1] not in self._context.merged]
-        deadline = Deadline.after(TIMEOUTS.store_request_s)
+        deadline = transfer_deadline(TIMEOUTS.store_request_s, sum(entry[3] for entry in lacking))
         works = [self._have(entry, total, deadline, store_first=store_first) for entry in lacking]
         results = await asyncio.gather(*works, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]

@@ -20,7 +20,7 @@ from subnet.logs import ReasonLog
 from subnet.model.memory import boundary_bytes
 from subnet.protocol.messages import AnyClaim, ForwardReceipt
 from subnet.protocol.wire import Buffer
-from subnet.timing import TIMEOUTS, Backoff, Deadline
+from subnet.timing import TIMEOUTS, Backoff, Deadline, transfer_deadline
 
 LANES = 3
 """Batches under way each way: one at the validator, one on the wire, one at the store."""
@@ -131,12 +131,14 @@ class StoreLinks:
     # --- transfers ---------------------------------------------------------------------------------------------
 
     async def _put_all(self, blobs: Sequence[Blob]) -> Sequence[Exception | None]:
-        await self._context.blobs.put_many(list(blobs), EVIDENCE, Deadline.after(TIMEOUTS.store_request_s))
+        size_bytes = sum(memoryview(data).nbytes for _, data in blobs)
+        deadline = transfer_deadline(TIMEOUTS.store_request_s, size_bytes)
+        await self._context.blobs.put_many(list(blobs), EVIDENCE, deadline)
         return [None] * len(blobs)
 
     async def _get_all(self, refs: Sequence[BlobRef]) -> Sequence[bytearray | Exception]:
         """One that isn't there must not keep the others from their bytes."""
-        deadline = Deadline.after(TIMEOUTS.store_request_s)
+        deadline = transfer_deadline(TIMEOUTS.store_request_s, sum(size or self._boundary_bytes for _, size in refs))
         try:
             return await self._context.blobs.get_many(list(refs), deadline)
         except (NotFound, HashMismatch) as error:

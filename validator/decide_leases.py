@@ -1,7 +1,8 @@
 """Who works on what: paths dealt in a rolling window by measured speed, late leases revoked, lost boundaries replayed.
 
 A lease is only taken back by its holder's word that the gradient isn't added, or with the holder's whole partial. Its
-clock runs only while its input is receipted, so that nobody is late for somebody else.
+clock runs only while its input is receipted, and leaves out what the input and those before it on its link take over the
+slowest link that a run waits for: nobody is late for somebody else.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def _late(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: P
             running, soonest_s = _quiet_leases(now_s, watch, policy, index, stage)
             look_s = work_s + soonest_s
         load = Counter(work.items[stage][m].member for m in running if work.items[stage][m].status == st.LIVE)
+        sends = Counter(sender for m in running if (sender := _sender(work, stage, m)) is not None)
         for other in st.works(state):
             if other is not work:
                 load.update(other.items[stage][m].member for m in other.live[stage] if clock_runs(other, stage, m))
@@ -86,8 +88,7 @@ def _late(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: P
             found = work.items[stage][m]
             if found.status != st.LIVE or found.member is None or found.member in silent or st.num_parts(state, m):
                 continue
-            phase = clock_phase(found)
-            age_s = watch.age(("lease", work.step, m, stage, found.generation, phase), now_s)
+            age_s = watch.age(("lease", work.step, m, stage, found.generation, found.forwarded), now_s)
             # A queue is worked off one by one: each item finished gives those behind it their time anew.
             age_s = min(age_s, watch.since_progress_s(found.member, now_s))
             soonest_s = _soonest_s(watch, policy, found)
@@ -95,6 +96,8 @@ def _late(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: P
             if age_s < soonest_s:
                 continue
             deadline_s = lease_deadline_s(state, watch, policy, stage, found, load[found.member])
+            if (sender := _sender(work, stage, m)) is not None:
+                deadline_s += watch.waits.boundaries_s(state, max(load[found.member], sends[sender]))
             if age_s >= deadline_s:
                 event = ev.Revoking(work.step, m, stage, found.generation)
                 decided.append(Decision(event, because("lease_late", age_s=age_s, deadline_s=deadline_s)))
@@ -126,7 +129,7 @@ def _start_clocks(now_s: float, work: StepWork, watch: Watch, policy: Policy, in
         for m in fresh:
             found = work.items[stage][m]
             if found.status == st.LIVE:
-                key = ("lease", work.step, m, stage, found.generation, clock_phase(found))
+                key = ("lease", work.step, m, stage, found.generation, found.forwarded)
                 soonest_s = min(soonest_s, policy.lease_min_s - watch.age(key, now_s))
             elif m < work.num_training:
                 key = ("revoking", work.step, m, stage, found.generation)
@@ -151,9 +154,11 @@ def clock_runs(work: StepWork, stage: int, m: int) -> bool:
     return stage == len(work.items) - 1 or work.items[stage + 1][m].status == st.DONE
 
 
-def clock_phase(found: Item) -> bool:
-    """Forward and backward are timed apart."""
-    return found.forwarded
+def _sender(work: StepWork, stage: int, m: int) -> Member | None:
+    """Whose link the input of a running lease comes over; None: from a store of tokens, or from its holder itself."""
+    found = work.items[stage][m]
+    other = stage + 1 if found.forwarded and m < work.num_training else stage - 1
+    return work.items[other][m].member if 0 <= other < len(work.items) else None
 
 
 def lease_deadline_s(state: RunState, watch: Watch, policy: Policy, stage: int, found: Item, num_running: int) -> float:

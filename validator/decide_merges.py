@@ -75,7 +75,8 @@ def _commitments(
         entries = tuple(merge.commitments[member] for member in sorted(merge.commitments))
         return order_reduce(state, work, group, merge, entries, "all_committed")
     keys = {member: ("commit", work.step, group, merge.number, member) for member in missing}
-    return _first_silent(now_s, state, keys, watch, policy.commit_s, "no_commitment")
+    limit_s = watch.waits.commit_s(state, policy, work.step, group)
+    return _first_silent(now_s, state, keys, watch, limit_s, "no_commitment")
 
 
 def _first_silent(
@@ -134,11 +135,12 @@ def _reducing(
         return order_reduce(state, work, group, merge, merge.entries, "owner_gone")
     if not merge.routed:
         age_s = watch.age(("owner", step, group, version), now_s)
-        if age_s < policy.owner_s or not routes_through_store():
+        if age_s < watch.waits.owner_s(state, policy, step, group, merge) or not routes_through_store():
             return []
         return [Decision(ev.StoreRouted(step, group, version), because("owner_late", age_s=age_s))]
     age_s = watch.age(("routed", step, group, version), now_s)
-    return _routed_late(age_s, state, work, group, merge, watch) if age_s >= policy.routed_s else []
+    late = age_s >= watch.waits.routed_s(state, policy, step, group, merge)
+    return _routed_late(age_s, state, work, group, merge, watch) if late else []
 
 
 def fresh_seed(rng: Randomness, step: int, group: int) -> str:
@@ -197,14 +199,15 @@ def _revealed(
         keys = {member: ("fingerprint", step, group, version, member) for member in owing}
         return _first_silent(now_s, state, keys, watch, policy.fingerprint_s, "no_fingerprint")
     if merge.tracing:
-        return _trace(now_s, work, group, merge, watch, policy)
+        return _trace(now_s, work, group, merge, watch, watch.waits.trace_s(state, policy, step, group))
     if not all(merge.checks.values()):
         return [Decision(ev.TraceStarted(step, group, version), because("check_failed"))]
     unchecked = [k for k in must_check(state, group, watch) if k not in merge.checks]
     keys = {member: ("check", step, group, version, member) for member in unchecked}
+    limit_s = watch.waits.check_s(state, policy, step, group) if keys else 0.0
     for member, key in sorted(keys.items()):
         age_s = watch.age(key, now_s)
-        if age_s >= policy.check_s:
+        if age_s >= limit_s:
             return [Decision(ev.Gone(member, "silent"), because("no_check", age_s=age_s))]
     if unchecked or not checked_everywhere(state, group, merge) or not every_item_settled(state, work):
         return []
@@ -261,13 +264,13 @@ def unchecked_stages(state: RunState, group: int) -> tuple[int, ...]:
     return tuple(s for s in stages if len({state.members[k].coldkey for k in st.ready(state, s)}) < 2)
 
 
-def _trace(now_s: float, work: StepWork, group: int, merge: Merge, watch: Watch, policy: Policy) -> list[Decision]:
+def _trace(now_s: float, work: StepWork, group: int, merge: Merge, watch: Watch, limit_s: float) -> list[Decision]:
     age_s = watch.age(("trace", work.step, group, merge.version), now_s)
-    patient = age_s < policy.trace_s
+    patient = age_s < limit_s
     if any(TraceVerdict(work.step, group, merge.version, other) in watch.started for other in (True, False)):
         return []
     tries = ("trace_try", work.step, group, merge.version)
-    if watch.is_timed(tries) and watch.age(tries, now_s) < policy.trace_s / TRACE_TRIES:
+    if watch.is_timed(tries) and watch.age(tries, now_s) < limit_s / TRACE_TRIES:
         return []
     watch.restart_clock(tries, now_s)
     return _start(TraceVerdict(work.step, group, merge.version, patient), watch, because("tracing", age_s=age_s))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from subnet.protocol.messages import LaneClaim
 from subnet.words import Member
 from validator.audit_watch import AuditWatch
+from validator.merge_waits import MergeWaits
 from validator.store_clock import StoreClock
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Watch:
         self._step: tuple[int, int] | None = None
         self.store = StoreClock()
         """Ages stand still while the store is away."""
+        self.waits = MergeWaits()
         self.audits = AuditWatch()
         self.index: RunIndex | None = None
         """With one, decisions look only where something may have to be decided."""

@@ -24,14 +24,12 @@ from blake3 import blake3
 from subnet.errors import ConfigError
 from subnet.protocol import wire
 from subnet.protocol.wire import Buffer
-from subnet.timing import TIMEOUTS, Deadline
+from subnet.timing import TIMEOUTS, Deadline, transfer_deadline
 
 H = TypeVar("H")
 H_contra = TypeVar("H_contra", contravariant=True)
 
 CONTROL_BYTES = 4096
-SLOWEST_BYTES_PER_S = 64 << 10
-"""A frame may take as long as its bytes do at this speed, beside what every frame may take."""
 
 
 class Priority(IntEnum):
@@ -93,7 +91,7 @@ def share(total: int) -> int:
 
 def send_deadline(num_bytes: int) -> Deadline:
     """When a frame of so many bytes should be with the other miner's kernel, whatever else its link carries."""
-    return Deadline.after(TIMEOUTS.peer_send_s + num_bytes / SLOWEST_BYTES_PER_S)
+    return transfer_deadline(TIMEOUTS.peer_send_s, num_bytes)
 
 
 class Body(bytearray):

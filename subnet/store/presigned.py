@@ -43,7 +43,7 @@ from subnet.timing import TIMEOUTS, Clock, Deadline
 T = TypeVar("T")
 _PIECE_BYTES = 256 << 10
 _HASH_INLINE_BYTES = 1 << 20
-_SLOWEST_BYTES_PER_S = 1 << 20
+_SLOWEST_BYTES_PER_S = 1 << 18
 """A try may take as long as its bytes do at this speed, if that is longer than ``try_s``."""
 _LATER_STATUSES = (429, 502, 503, 504)
 _MAX_RETRY_AFTER_S = 300.0
