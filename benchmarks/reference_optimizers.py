@@ -25,8 +25,8 @@ def begin(config: RunConfig, entry: Entry) -> None:
         entry.codes = dict(zip(CODES, made, strict=True))
 
 
-def update(config: RunConfig, entry: Entry, g: Tensor, t: int) -> None:
-    """The weights and moments of one tensor after update ``t`` with the gradient ``g``."""
+def update(config: RunConfig, entry: Entry, g: Tensor, t: int, *, since: int = 0) -> None:
+    """The weights and moments of one tensor after update ``t`` with the gradient ``g``; moments were zero before ``since``."""
     settings = config.optimizer
     matrix = len(entry.shape) in (2, 3) and not entry.name.endswith("bias")
     outer = entry.name.endswith(("embed_tokens.weight", "lm_head.weight"))
@@ -38,13 +38,14 @@ def update(config: RunConfig, entry: Entry, g: Tensor, t: int) -> None:
         return
     if entry.codes:
         _decode(entry)
-    _adamw(config, entry, g, t, decay=decay)
+    _adamw(config, entry, g, t, since, decay=decay)
     if entry.codes:
         _encode(entry)
 
 
-def _adamw(config: RunConfig, entry: Entry, g: Tensor, t: int, *, decay: bool) -> None:
-    settings, n, rate = config.optimizer, t + 1, learning_rate(config, t)
+def _adamw(config: RunConfig, entry: Entry, g: Tensor, t: int, since: int, *, decay: bool) -> None:
+    settings, n, rate = config.optimizer, t + 1 - since, learning_rate(config, t)
+    n += 0 if config.lanes.on else config.run.first_step
     b1, b2 = settings.betas
     m, v = entry.m, entry.v
     m.mul_(scalar(b1)).add_(g * scalar(1 - b1))

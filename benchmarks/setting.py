@@ -34,11 +34,23 @@ def norm_start(model_config: dict[str, Any]) -> float:
     return 0.0 if str(model_config.get("model_type")).startswith("gemma") else 1.0
 
 
+def lane_rows(config: RunConfig, tokens: NDArray[Any], round_: int, lane: int, part: int) -> NDArray[np.int64]:
+    """The tokens of a lane's part, 1 to H · J (§14)."""
+    each = config.lanes.inner_steps * config.pipeline.microbatches
+    number = (max(round_, 0) * config.lanes.count + lane) * each + part - 1
+    return _rows(config, tokens, number)
+
+
 def training_rows(config: RunConfig, tokens: NDArray[Any], t: int, m: int) -> NDArray[np.int64]:
     """The (rows, sequence_length + 1) tokens of a microbatch (§3)."""
+    return _rows(config, tokens, (config.run.first_step + max(t, 0)) * config.pipeline.microbatches + m)
+
+
+def _rows(config: RunConfig, tokens: NDArray[Any], number: int) -> NDArray[np.int64]:
+    """Of the microbatch that is the run's ``number``-th in the order of the data."""
     rows, length = config.pipeline.microbatch_rows, config.data.sequence_length
     size = (len(tokens) - 1) // length
-    first = (max(t, 0) * config.pipeline.microbatches + m) * rows
+    first = number * rows
     samples = [permute(i % size, size, config.run.seed, i // size) for i in range(first, first + rows)]
     return np.stack([tokens[s * length : (s + 1) * length + 1] for s in samples]).astype(np.int64)
 
@@ -53,7 +65,9 @@ def holdout_rows(config: RunConfig, tokens: NDArray[Any], item: int) -> NDArray[
 
 def learning_rate(config: RunConfig, t: int) -> float:
     """§8."""
-    schedule, top, steps = config.schedule, config.optimizer.learning_rate, config.run.steps
+    schedule, top, steps = config.schedule, config.optimizer.learning_rate, config.schedule_steps
+    before = config.run.first_step * config.lanes.inner_steps
+    t, steps = t + before, steps + before
     if t < schedule.warmup_steps:
         return top * (t + 1) / schedule.warmup_steps
     if schedule.kind == "constant":

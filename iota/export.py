@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,55 @@ def _check_leaf(spec: TensorSpec, entry: TensorEntry, fetch: _Fetcher) -> None:
 def _tensor(spec: TensorSpec, entry: TensorEntry, fetch: _Fetcher) -> torch.Tensor:
     data = _array(spec, "weight", entry, fetch)
     return torch.frombuffer(data, dtype=torch.float32).reshape(spec.shape)
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A state of a run as files of a scratch directory, every leaf checked; what another run may begin from."""
+
+    info: ExportInfo
+    config: RunConfig
+    plan: ModelPlan
+    entries: dict[str, TensorEntry]
+    _fetch: _Fetcher
+
+    @property
+    def directory(self) -> Path:
+        """The scratch directory."""
+        return self._fetch.directory
+
+    def small(self, blob: str) -> bytes:
+        """A blob of the run, checked."""
+        return self._fetch.small(blob)
+
+    def array(self, spec: TensorSpec, kind: str) -> bytearray:
+        """One array of a tensor's state."""
+        return _array(spec, kind, self.entries[spec.name], self._fetch)
+
+
+@contextmanager
+def open_parent(
+    remote: Remote, name: str, step: int | None, near: Path, deadline: Deadline, say: Say = lambda _: None
+) -> Generator[Parent]:
+    """The state after ``step`` updates (None: the newest snapshot) of a run, fetched beside ``near``; gone afterwards."""
+    info = remote.export_info(name, step, deadline)
+    config = decode(info.config, RunConfig, limit_bytes=1 << 20, what="the run's config")
+    plan = plan_model(config, load_architecture(info.model_config), info.cuts)
+    with full_disk_is_ours(str(near)):
+        near.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".state.", dir=near))
+    try:
+        fetch = _Fetcher(remote, name, scratch, deadline)
+        entries = _checked_entries(fetch, info, plan, say)
+        missing = [spec.name for spec in plan.canonical if spec.name not in entries]
+        if missing:
+            raise NotFound(f"the snapshots of step {info.step} lack {missing[0]}", hint="name another step")
+        fetch.all([ref for spec in plan.canonical for ref in _refs(entries[spec.name])])
+        for spec in plan.canonical:
+            _check_leaf(spec, entries[spec.name], fetch)
+        yield Parent(info, config, plan, entries, fetch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 class _Fetcher:

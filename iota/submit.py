@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from iota.fork import Fork, Start
 from iota.prepare import Progress
 from iota.remote import BlobFile, Remote
 from iota.submission import (
@@ -30,6 +31,7 @@ from subnet.numerics import layout
 from subnet.protocol.api import RunSubmission, RunSummary
 from subnet.protocol.signing import load_wallet
 from subnet.protocol.wire import blob_hash, encode
+from subnet.run.config import RunConfig
 from subnet.run.runfile import load_run_file
 from subnet.store.disk import full_disk_is_ours
 from subnet.timing import Deadline
@@ -44,23 +46,42 @@ def say_now(text: str) -> None:
     print(text, flush=True)
 
 
-def run_submit(settings: SubmitSettings, say: Say = say_now) -> int:
-    """The whole of it; exit status 0 when the validator has taken the run."""
-    summary = submit(settings, say)
+def run_submit(settings: SubmitSettings, say: Say = say_now, fork: Fork | None = None) -> int:
+    """The whole of it; exit status 0 when the validator has taken the run. ``fork``: it begins where another one was."""
+    summary = submit(settings, say, fork)
     where = "it is the active run" if summary.place == 0 else f"{summary.place} before it in the queue"
     say(f"run {summary.name} ({summary.run_id}) is submitted: {where}")
     return 0
 
 
-def submit(settings: SubmitSettings, say: Say) -> RunSummary:
+def submit(settings: SubmitSettings, say: Say, fork: Fork | None = None) -> RunSummary:
+    """Raises ConfigError for what can't be, Refused for what the validator says no to, DeadlinePassed."""
     deadline = Deadline.after(settings.timeout_s)
     config = load_run_file(settings.run_file)
-    architecture, source = load_model(config)
-    check_run(config, architecture)
     signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
     remote = Remote(settings.validator_url, signer, hotkey=settings.validator_hotkey)
     remote.hello(deadline.sooner(60.0))
     work_dir = settings.work_dir.expanduser().absolute()
+    if fork is None:
+        return _submit(settings, config, remote, work_dir, deadline, say, None)
+    with fork.open(remote, work_dir, deadline) as start:
+        config = start.settings(config, work_dir)
+        begins = "its weights" if fork.weights_only else "its weights and moments"
+        say(f"fork of {fork.name} after {start.parent.info.step} updates: {begins}")
+        return _submit(settings, config, remote, work_dir, deadline, say, start)
+
+
+def _submit(
+    settings: SubmitSettings,
+    config: RunConfig,
+    remote: Remote,
+    work_dir: Path,
+    deadline: Deadline,
+    say: Say,
+    start: Start | None,
+) -> RunSummary:
+    architecture, source = load_model(config)
+    check_run(config, architecture)
     run = prepare_run(config, work_dir, progress=_Reporter(say))
     costs = _unit_costs(settings, run)
     plan = cut_model(run, costs)
@@ -68,7 +89,10 @@ def submit(settings: SubmitSettings, say: Say) -> RunSummary:
         say(f"weights: {source.directory}, as fp32")
     say(f"model: {plan.units.num_parameters:,} parameters in {plan.num_stages} stages, layers cut at {plan.cuts}")
     with _scratch(work_dir) as scratch:
-        manifest = write_snapshot(plan, source, scratch).encode()
+        if start is not None:
+            start.check(plan, run.data.tokenizer_path)
+        first = write_snapshot(plan, source, scratch) if start is None else start.write(plan, scratch)
+        manifest = first.encode()
         snapshot = blob_hash(manifest)
         files: list[BlobFile] = [(blob, path, RETENTION) for blob, path in run.data.files().items()]
         files += [(path.name, path, RETENTION) for path in sorted(scratch.iterdir())]

@@ -20,6 +20,7 @@ import msgspec
 
 from iota.sdk.callbacks import Callback, Together
 from iota.sdk.report import Disruption, Evaluation, Reader, Seen, StepReport
+from iota.words import length_argument, rate_argument
 from subnet.errors import ConfigError, DeadlinePassed, NotFound, Refused, Unreachable
 from subnet.protocol.api import RunStatus, RunSummary
 from subnet.protocol.wire import decode
@@ -176,9 +177,26 @@ class Run:
         """End the run after the steps that are open, for good: evaluated, stored and rooted like a run of so many steps."""
         return self._control("stop")
 
-    def _control(self, action: str) -> RunSummary:
-        remote = self.swarm.remote
-        return self.swarm.calls.blocking(lambda: remote(signed=True).control(self.name, action, Deadline.after(CALL_S)))
+    def set_learning_rate(self, *, factor: float | None = None, value: float | None = None) -> RunSummary:
+        """From the next step on that isn't planned yet: ``factor`` times the schedule (1 takes it back), or this ``value``."""
+        return self._control("set-lr", rate_argument(factor, value))
+
+    def extend(self, steps: int, *, keep_schedule: bool = False) -> RunSummary:
+        """Let the run end after ``steps`` steps in all, more or fewer than now; the schedule is as long, or stays as it is."""
+        return self._control("extend", length_argument(steps, keep_schedule=keep_schedule))
+
+    def rollback(self, step: int) -> RunSummary:
+        """Back to the state after ``step`` updates, on a new branch, with the settings of then; the run is paused there.
+
+        Raises Refused where what is kept doesn't lead back so far (``snapshot={"keep_steps": ...}``).
+        """
+        return self._control("rollback", str(step))
+
+    def _control(self, action: str, argument: str = "") -> RunSummary:
+        def work() -> RunSummary:
+            return self.swarm.remote(signed=True).control(self.name, action, Deadline.after(CALL_S), argument)
+
+        return self.swarm.calls.blocking(work)
 
     # ---- weights
 

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from subnet.errors import ConfigError, HashMismatch, InputError
+from subnet.model.mixture import Mixture
+from subnet.model.token_bits import TOKEN_BITS
 from subnet.run.config import RunConfig
 from subnet.words import BlobHash, ItemKey
 
@@ -126,6 +128,14 @@ class TokenStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shards: tuple[Shard, ...] = ()
 
 
+class Domain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A source's part of both streams: so many tokens of each, behind those of the sources before it."""
+
+    name: str
+    train_tokens: int
+    holdout_tokens: int
+
+
 class DataManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that a run needs to know of its data: where the tokens are, and what the bytes must hash to."""
 
@@ -140,6 +150,10 @@ class DataManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     train: TokenStream
     holdout: TokenStream
     version: int = MANIFEST_VERSION
+    domains: tuple[Domain, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Where the sources lie in the streams, if there is more than one."""
+    dialogues: int | msgspec.UnsetType = msgspec.UNSET
+    """Rows of dialogues (:mod:`subnet.model.dialogues`) of so many tokens each; unset: running text."""
 
     def __post_init__(self) -> None:
         if self.version != MANIFEST_VERSION:
@@ -150,6 +164,31 @@ class DataManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             sizes = [shard.size_bytes for shard in stream.shards]
             if sum(sizes) != stream.num_tokens * self.token_bytes or any(size % ROW_GROUP_BYTES for size in sizes[:-1]):
                 raise InputError(f"data manifest: {stream.num_tokens} tokens in shards of {sum(sizes)} bytes")
+        if self.dialogues is not msgspec.UNSET and (self.token_bytes != 4 or self.dialogues < 1):
+            raise InputError(f"data manifest: dialogues of {self.dialogues} tokens of {self.token_bytes} bytes")
+        if self.domains is msgspec.UNSET:
+            return
+        sums = [sum(domain.train_tokens for domain in self.domains), sum(d.holdout_tokens for d in self.domains)]
+        if sums != [self.train.num_tokens, self.holdout.num_tokens] or any(
+            domain.train_tokens < 0 or domain.holdout_tokens < 0 for domain in self.domains
+        ):
+            raise InputError(f"data manifest: its domains have {sums[0]} and {sums[1]} tokens")
+
+    @property
+    def domain_names(self) -> tuple[str, ...]:
+        """One for each source; empty where there is one only."""
+        return () if self.domains is msgspec.UNSET else tuple(domain.name for domain in self.domains)
+
+    def domain_rows(self, length: int, *, holdout: bool) -> list[tuple[int, int]]:
+        """(first token, rows of ``length`` tokens) of each domain in one of the streams."""
+        found: list[tuple[int, int]] = []
+        first = 0
+        for domain in () if self.domains is msgspec.UNSET else self.domains:
+            tokens = domain.holdout_tokens if holdout else domain.train_tokens
+            last_row_ends = 0 if self.dialogues is not msgspec.UNSET else 1  # text: a row predicts the token behind it
+            found.append((first, max(0, (tokens - last_row_ends) // length)))
+            first += tokens
+        return found
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -175,29 +214,6 @@ def decode_manifest(data: bytes) -> DataManifest:
 def num_samples(num_tokens: int, sequence_length: int) -> int:
     """Samples of ``sequence_length + 1`` tokens, each starting ``sequence_length`` after the one before."""
     return max(0, (num_tokens - 1) // sequence_length)
-
-
-def check_data(config: RunConfig, manifest: DataManifest, model_vocab_size: int) -> None:
-    """Refuse data that the run cannot train or evaluate on, with the remedy."""
-    length = config.data.sequence_length
-    if manifest.train.num_tokens == 0:
-        raise ConfigError("data.sources hold no text to train on", hint="name files that are not empty")
-    if num_samples(manifest.train.num_tokens, length) == 0:
-        raise ConfigError(
-            f"the training text has {manifest.train.num_tokens} tokens, a sample needs {length + 1}",
-            hint="add text to data.sources or lower data.sequence_length",
-        )
-    if config.evaluation.rows and num_samples(manifest.holdout.num_tokens, length) == 0:
-        raise ConfigError(
-            f"the hold-out text has {manifest.holdout.num_tokens} tokens, a sample needs {length + 1}",
-            hint="raise data.holdout_fraction, add text, lower data.sequence_length, or set evaluation.rows = 0",
-        )
-    if manifest.vocab_size > model_vocab_size:
-        raise ConfigError(
-            f"the data's vocabulary has {manifest.vocab_size} tokens, the model's vocab_size is {model_vocab_size}",
-            hint=f"set vocab_size to {manifest.vocab_size} or more in the model's config, or prepare the data with a "
-            f"vocabulary of at most {model_vocab_size}",
-        )
 
 
 class _StreamIndex:
@@ -234,10 +250,20 @@ class SampleOrder:
         self.rows = config.pipeline.microbatch_rows
         self.num_evaluation_items = config.num_evaluation_items
         self.seed = config.run.seed
+        self.first_step = config.run.first_step
         self.num_train_samples = num_samples(manifest.train.num_tokens, self.sequence_length)
         self.num_holdout_samples = num_samples(manifest.holdout.num_tokens, self.sequence_length)
         self._train = _StreamIndex(manifest.train, manifest.token_bytes)
         self._holdout = _StreamIndex(manifest.holdout, manifest.token_bytes)
+
+        self._holdout_domains = [d for d in manifest.domain_rows(self.sequence_length, holdout=True) if d[1]]
+        self._domains = manifest.domain_rows(self.sequence_length, holdout=False)
+        self._mixture: Mixture | None = None
+        if config.data.weights and len(self._domains) > 1:
+            if len(config.data.weights) != len(self._domains) or not all(count for _, count in self._domains):
+                raise InputError("the run's data.weights don't fit its data")
+            sizes = [count for _, count in self._domains]
+            self._mixture = Mixture(config.data.weights, sizes, self.seed, permute)
 
     @cached_property
     def _shards(self) -> dict[BlobHash, Shard]:
@@ -248,18 +274,50 @@ class SampleOrder:
 
         With lanes an item (a lane) has parts, 1 to ``parts_per_item``.
         """
+        return [
+            permute(i % self.num_train_samples, self.num_train_samples, self.seed, i // self.num_train_samples)
+            for i in self._numbers(step, microbatch, part)
+        ]
+
+    def _numbers(self, step: int, microbatch: int, part: int) -> range:
+        """The rows of an item's microbatch among all that the run reads."""
         if not 0 <= microbatch < self.num_items:
             raise IndexError(f"item {microbatch} of {self.num_items}")
         if not 1 <= part <= self.parts_per_item:
             raise IndexError(f"part {part} of {self.parts_per_item}")
         if not self.num_train_samples:
             raise ConfigError("the training text is shorter than a sample", hint="add text to data.sources")
-        item = max(step, 0) * self.num_items + microbatch
+        item = (self.first_step + max(step, 0)) * self.num_items + microbatch
         first = (item * self.parts_per_item + part - 1) * self.rows
-        return [
-            permute(i % self.num_train_samples, self.num_train_samples, self.seed, i // self.num_train_samples)
-            for i in range(first, first + self.rows)
-        ]
+        return range(first, first + self.rows)
+
+    def domains_of(self, step: int, microbatch: int, part: int = 1) -> list[int]:
+        """The source that each row of a training item is of, by number; for runs with ``data.weights``."""
+        if self._mixture is None:
+            raise ConfigError("the run has no data.weights", hint="its rows are of no source in particular")
+        return [self._mixture.row(number)[0] for number in self._numbers(step, microbatch, part)]
+
+    def holdout_domains(self, evaluation_item: int) -> list[int]:
+        """The source (:attr:`DataManifest.domain_names`) of each row of an evaluation item; 0 where there is one only."""
+        if not self._holdout_domains:
+            return [0] * self.rows
+        there = [i for i, d in enumerate(self.manifest.domain_rows(self.sequence_length, holdout=True)) if d[1]]
+        first = evaluation_item * self.rows
+        return [there[i % len(there)] for i in range(first, first + self.rows)]
+
+    def _holdout_tokens(self, evaluation_item: int) -> list[int]:
+        """First tokens of its rows: of several sources each in turn."""
+        if not self._holdout_domains:
+            return [sample * self.sequence_length for sample in self.holdout_rows(evaluation_item)]
+        first, count = evaluation_item * self.rows, len(self._holdout_domains)
+        places = [(self._holdout_domains[i % count], i // count) for i in range(first, first + self.rows)]
+        return [start + nth % rows * self.sequence_length for (start, rows), nth in places]
+
+    def _train_tokens(self, step: int, microbatch: int, part: int) -> list[int]:
+        if self._mixture is None:
+            return [sample * self.sequence_length for sample in self.row_indices(step, microbatch, part)]
+        places = [self._mixture.row(number) for number in self._numbers(step, microbatch, part)]
+        return [self._domains[source][0] + row * self.sequence_length for source, row in places]
 
     def holdout_rows(self, evaluation_item: int) -> list[int]:
         """Hold-out samples of an evaluation item: in order, the same at each evaluation."""
@@ -269,20 +327,21 @@ class SampleOrder:
         return [i % self.num_holdout_samples for i in range(first, first + self.rows)]
 
     def _samples(self, item: ItemKey, part: int) -> tuple[_StreamIndex, list[int]]:
+        """The stream, and the first token of each row."""
         if item.microbatch >= self.num_items:
             evaluation_item = item.microbatch - self.num_items
             if evaluation_item >= self.num_evaluation_items:
                 raise IndexError(f"evaluation item {evaluation_item} of {self.num_evaluation_items}")
-            return self._holdout, self.holdout_rows(evaluation_item)
-        return self._train, self.row_indices(item.step, item.microbatch, max(part, 1))
+            return self._holdout, self._holdout_tokens(evaluation_item)
+        return self._train, self._train_tokens(item.step, item.microbatch, max(part, 1))
 
     def ranges_for(self, item: ItemKey, part: int = 0) -> list[tuple[Shard, int]]:
         """The row groups that :meth:`assemble` needs for an item (with lanes: a part of it), each once, in the order of
         first use."""
-        stream, samples = self._samples(item, part)
+        stream, starts = self._samples(item, part)
         needed: dict[tuple[BlobHash, int], tuple[Shard, int]] = {}
-        for sample in samples:
-            for shard, group, _, _ in stream.pieces(sample * self.sequence_length, self.sequence_length + 1):
+        for start in starts:
+            for shard, group, _, _ in stream.pieces(start, self.sequence_length + 1):
                 needed.setdefault((shard.blob, group), (shard, group))
         return list(needed.values())
 
@@ -297,16 +356,20 @@ class SampleOrder:
     def assemble(
         self, item: ItemKey, row_groups: Mapping[tuple[BlobHash, int], bytes | memoryview], part: int = 0
     ) -> npt.NDArray[np.int64]:
-        """Tokens of an item's rows, shape (rows, sequence_length + 1), from checked row groups."""
-        stream, samples = self._samples(item, part)
+        """Tokens of an item's rows, shape (rows, sequence_length + 1), from checked row groups.
+
+        Those of dialogues have the bits of :mod:`subnet.model.token_bits`.
+        """
+        stream, starts = self._samples(item, part)
         rows = np.empty((self.rows, self.sequence_length + 1), dtype=np.int64)
         dtype = self.manifest.token_dtype
-        for row, sample in zip(rows, samples, strict=True):
+        for row, start in zip(rows, starts, strict=True):
             at = 0
-            for shard, group, first, end in stream.pieces(sample * self.sequence_length, self.sequence_length + 1):
+            for shard, group, first, end in stream.pieces(start, self.sequence_length + 1):
                 tokens = np.frombuffer(memoryview(row_groups[shard.blob, group])[first:end], dtype=dtype)
                 row[at : at + tokens.size] = tokens
                 at += tokens.size
-        if rows.size and int(rows.max()) >= self.manifest.vocab_size:
-            raise InputError(f"{item}: token {int(rows.max())} is beyond the vocabulary of {self.manifest.vocab_size}")
+        ids = rows if self.manifest.dialogues is msgspec.UNSET else rows & TOKEN_BITS
+        if ids.size and int(ids.max()) >= self.manifest.vocab_size:
+            raise InputError(f"{item}: token {int(ids.max())} is beyond the vocabulary of {self.manifest.vocab_size}")
         return rows

@@ -27,12 +27,16 @@ class RunSection(_Section, frozen=True):
     seed: int = 0
     steps: int = 100
     """Number of optimizer steps."""
+    first_step: int = 0
+    """Of a fork (``iota run fork`` fills it in): updates that its first state has had. Data, schedule and bias corrections go
+    on from there."""
 
     def __post_init__(self) -> None:
         ok = 0 < len(self.name) <= 64 and all(c.isalnum() or c in "-_" for c in self.name)
         _check(ok, "run.name", self.name, "1 to 64 letters, digits, - and _")
         _check(0 <= self.seed < 2**63, "run.seed", self.seed, "0 to 2^63 - 1")
         _check(1 <= self.steps <= MAX_STEPS, "run.steps", self.steps, "1 to 10,000,000")
+        _check(0 <= self.first_step <= MAX_STEPS, "run.first_step", self.first_step, "0 to 10,000,000")
 
 
 def _numbers(value: object) -> Iterator[float]:
@@ -49,19 +53,30 @@ def _numbers(value: object) -> Iterator[float]:
 
 class ModelSection(_Section, frozen=True):
     config: dict[str, Any] | None = None
-    """A ``transformers`` config as a table (``model_type`` included), or None when ``pretrained`` is given."""
+    """A ``transformers`` config as a table (``model_type`` included), or None when ``pretrained`` is given; with ``modules``
+    the arguments of its function."""
     pretrained: str | None = None
     """A Hugging Face directory whose weights the run starts from."""
     pretrained_hash: str = ""
     """BLAKE3 of the directory's config, weights and tokenizer; the submitter fills it in, or refuses what isn't that."""
+    modules: str = ""
+    """``path.py:build``: a function that gives a sequence of modules of the builder's own; private swarms alone take it."""
+    modules_hash: str = ""
+    """BLAKE3 of its file; filled in as ``pretrained_hash`` is."""
     attention: str = "sdpa"
 
     def __post_init__(self) -> None:
-        both = (self.config is None) == (self.pretrained is None)
-        _check(not both, "model.config / model.pretrained", "both or neither", "exactly one of the two")
-        digits = len(self.pretrained_hash) == 64 and set(self.pretrained_hash) <= set("0123456789abcdef")
-        ok = not self.pretrained_hash or (digits and self.pretrained is not None)
-        _check(ok, "model.pretrained_hash", self.pretrained_hash, "64 hexadecimal digits, beside model.pretrained")
+        given = (self.pretrained is not None) + bool(self.modules or self.config is not None)
+        _check(
+            given == 1, "model.config / model.pretrained", "both or neither", "exactly one of the two, or model.modules"
+        )
+        for key, hash_, beside in (
+            ("pretrained", self.pretrained_hash, self.pretrained is not None),
+            ("modules", self.modules_hash, bool(self.modules)),
+        ):
+            digits = len(hash_) == 64 and set(hash_) <= set("0123456789abcdef")
+            ok = not hash_ or (digits and beside)
+            _check(ok, f"model.{key}_hash", hash_, f"64 hexadecimal digits, beside model.{key}")
         _check(self.attention in ("sdpa", "eager"), "model.attention", self.attention, "sdpa, eager")
         for number in _numbers(self.config):
             _check(math.isfinite(number), "a number in model.config", number, "finite numbers: JSON has no others")
@@ -272,7 +287,7 @@ class RunConfig(_Section, frozen=True):
         rows, seq = self.pipeline.microbatch_rows, self.data.sequence_length
         decay, warmup = self.schedule.decay_steps, self.schedule.warmup_steps
         _check(
-            decay == 0 or decay + warmup <= self.schedule_steps,
+            decay == 0 or decay + warmup <= self.schedule_steps + self.run.first_step * self.lanes.inner_steps,
             "schedule.decay_steps",
             decay,
             f"at most {max(0, self.schedule_steps - warmup)}: all optimizer steps less schedule.warmup_steps",

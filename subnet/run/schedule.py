@@ -89,7 +89,9 @@ def learning_rate(config: RunConfig, step: int, terms: Terms = AS_FILED) -> floa
     """
     if terms.lr_value > 0:
         return terms.lr_value
-    scheduled = _scheduled(config, step, (terms.steps or config.run.steps) * config.lanes.inner_steps)
+    inner, before = config.lanes.inner_steps, config.run.first_step
+    steps = before + (terms.steps or config.run.steps)
+    scheduled = _scheduled(config, step + before * inner, steps * inner)
     return scheduled if terms.lr_factor == 1.0 else scheduled * terms.lr_factor
 
 
@@ -128,7 +130,7 @@ def step_scalars(config: RunConfig, step: int, terms: Terms = AS_FILED) -> StepS
         raise InputError(f"step {step} has no update")
     if config.lanes.on:
         return _outer_scalars(config)
-    return _optimizer_scalars(config, learning_rate(config, step, terms), step + 1)
+    return _optimizer_scalars(config, learning_rate(config, step, terms), config.run.first_step + step + 1)
 
 
 def inner_scalars(config: RunConfig, round_: int, inner_step: int, terms: Terms = AS_FILED) -> StepScalars:

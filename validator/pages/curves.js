@@ -4,10 +4,10 @@ import { Chart } from "./chart.js";
 import { card, choice, el, table, text } from "./dom.js";
 import { count, duration, loss, plural, scaled, speed } from "./format.js";
 
-const TONES = { lost: "bad", out: "bad", void: "warn", leader: "warn", owner: "warn", trace: "warn", skipped: "warn", case: "bad", rewound: "bad", left: "calm", control: "calm", joined: "good" };
+const TONES = { lost: "bad", out: "bad", void: "warn", leader: "warn", owner: "warn", trace: "warn", skipped: "warn", case: "bad", rewound: "bad", left: "calm", control: "calm", joined: "good", alarm: "warn" };
 const RANKS = ["good", "calm", "warn", "bad"]; // the worst is drawn last, so on top
-const LINES = new Set(["lost", "out", "leader", "case", "rewound", "control"]);
-const NAMES = { lost: "lost", out: "put out", void: "redone", leader: "new leader", owner: "owner failed", trace: "check failed", skipped: "skipped", case: "case", rewound: "rewound", left: "left", control: "by the owner", joined: "joined" };
+const LINES = new Set(["lost", "out", "leader", "case", "rewound", "control", "alarm"]);
+const NAMES = { lost: "lost", out: "put out", void: "redone", leader: "new leader", owner: "owner failed", trace: "check failed", skipped: "skipped", case: "case", rewound: "rewound", left: "left", control: "by the owner", joined: "joined", alarm: "spike" };
 const TABLE_ROWS = 60;
 
 export class Curves {
