@@ -23,8 +23,11 @@ from subnet.errors import ConfigError, OutOfSpace
 from subnet.model.adapters import initial_adapter
 from subnet.model.checkpoint_names import stored_parts
 from subnet.model.families import FAMILIES, Family
+from subnet.model.own_code import MODULES
 from subnet.model.plan import ModelPlan
 from subnet.model.registry import load_architecture
+from subnet.model.sequence import FAMILY, drawn_weights, load_sequence
+from subnet.model.sequence_files import renamed, write_code
 from subnet.numerics.layout import TensorSpec
 from subnet.run.trainable import is_adapter
 
@@ -68,7 +71,11 @@ def initial_weights(plan: ModelPlan, specs: Sequence[TensorSpec] | None = None) 
 
 def draw_weights(plan: ModelPlan, specs: Sequence[TensorSpec]) -> Iterator[tuple[str, Tensor]]:
     """Names and initial weights, one at a time."""
-    spread, seed = float(plan.model_config["initializer_range"]), plan.config.run.seed
+    seed = plan.config.run.seed
+    if plan.model_config["model_type"] == MODULES:
+        yield from drawn_weights(load_sequence(plan.model_config), specs, seed)
+        return
+    spread = float(plan.model_config["initializer_range"])
     start = FAMILIES[str(plan.model_config["model_type"])].norm_start
     for spec in specs:
         yield spec.name, initial_tensor(spec, seed=seed, initializer_range=spread, norm_start=start)
@@ -105,8 +112,13 @@ def write_pretrained(
     files of it (:func:`check_carried`), ``card`` the text of a model card.
     """
     with new_directory(directory) as staging:
-        _write_configs(staging, model_config)
-        _write_weights(staging, FAMILIES[str(model_config["model_type"])], specs, read, max_shard_bytes)
+        if model_config["model_type"] == MODULES:
+            write_code(staging, load_sequence(model_config))
+            specs, read = renamed(load_sequence(model_config), specs, read)
+            _write_weights(staging, FAMILY, specs, read, max_shard_bytes)
+        else:
+            _write_configs(staging, model_config)
+            _write_weights(staging, FAMILIES[str(model_config["model_type"])], specs, read, max_shard_bytes)
         write_beside(staging, model_config, tokenizer=tokenizer, carried=carried, card=card)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from subnet.model.chunk import ChunkInput, GradientSum, LossShape, backward_chunk, forward_chunk
 from subnet.model.plan import ModelPlan
 from subnet.model.registry import Architecture, load_architecture
-from subnet.model.stage import Boundary, StageModule, StageSpec, stage_spec
+from subnet.model.stage import Boundary, StageModule, StageSpec, make_stage, stage_spec
 from subnet.numerics.fixed_point import PartialSum, exponents, update_scales
 from subnet.numerics.layout import TensorSpec, build_layout
 
@@ -69,7 +69,7 @@ def _kind(plan: ModelPlan, architecture: Architecture, layer: int) -> tuple[obje
 
 def _run(task: _Task) -> str:
     plan = task.plan
-    module = StageModule(
+    module = make_stage(
         load_architecture(plan.model_config),
         task.spec,
         plan.config.model.attention,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from subnet.model.own_code import MODULES
 from subnet.run.config import RunConfig
 
 
@@ -41,8 +42,10 @@ def model_card(
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     architecture = model_config["architectures"][0]
+    own = model_config["model_type"] == MODULES
+    load = _LOAD_MODULES.format(function=model_config["modules"].rpartition(":")[2]) if own else _LOAD
     return f"""---
-library_name: {"peft" if adapter else "transformers"}
+library_name: {"pytorch" if own else "peft" if adapter else "transformers"}
 pipeline_tag: text-generation
 tags:
 - {model_config["model_type"]}
@@ -60,7 +63,7 @@ The run root is a hash of all weights, optimizer moments and scales after these 
 data and the number of updates, not on the machines.
 
 ```python
-{_LOAD_ADAPTER if adapter else _LOAD}
+{_LOAD_ADAPTER if adapter else load}
 ```
 """
 
@@ -68,6 +71,14 @@ data and the number of updates, not on the machines.
 _LOAD = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")"""
+
+_LOAD_MODULES = """import json
+from safetensors.torch import load_file
+from torch import nn
+from modules import {function}  # modules.py beside this file: read it before you run it
+
+model = nn.Sequential(*{function}(**json.load(open("config.json"))["arguments"])).eval()
+model.load_state_dict(load_file("model.safetensors"))"""
 
 _LOAD_ADAPTER = """from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -19,6 +19,7 @@ from subnet.errors import ConfigError
 from subnet.model.adapters import adapter_targets, check_trainable, linear_names, with_adapters
 from subnet.model.config_checks import check_config, check_keys, check_numbers
 from subnet.model.families import FAMILIES, FULL, Family, FamilyParts, is_sparse, num_experts, num_routed
+from subnet.model.own_code import MODULES
 from subnet.model.plan import ModelPlan, ModelUnits, check_cuts
 from subnet.numerics.layout import TensorSpec
 from subnet.run.config import RunConfig
@@ -191,6 +192,10 @@ def attention_width(config: Any) -> float:
 def load_architecture(model_config: Mapping[str, Any]) -> Architecture:
     """Raises :class:`ConfigError` naming the key where the config can't be trained here."""
     model_type = model_config.get("model_type")
+    if model_type == MODULES:
+        from subnet.model.sequence import load_sequence  # it is built on this module
+
+        return load_sequence(model_config)
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise ConfigError(
@@ -236,6 +241,9 @@ def check_run(run: RunConfig, architecture: Architecture) -> None:
             f"model.attention = {attention!r} is not allowed for {family.model_type}: the library has none for it",
             hint=f"set model.attention = {family.attentions[0]!r}",
         )
+    if family.model_type == MODULES and (run.objective.kind == "sft" or run.trainable.kind == "lora"):
+        what = "objective.kind = 'sft'" if run.objective.kind == "sft" else "trainable.kind = 'lora'"
+        raise ConfigError(f"{what} is not allowed with model.modules", hint="a model of transformers can have it")
     check_trainable(run.trainable, {layer: architecture.linears(layer) for layer in range(architecture.num_layers)})
     if run.pipeline.stages > architecture.num_layers:
         raise ConfigError(

@@ -341,9 +341,25 @@ def stage_spec(plan: ModelPlan, stage: int) -> StageSpec:
     return StageSpec(plan.layers_of(stage), plan.is_first(stage), plan.is_last(stage))
 
 
+def make_stage(
+    architecture: Architecture,
+    spec: StageSpec,
+    attention: str,
+    *,
+    compute: str = "fp32",
+    trainable: TrainableSection | None = None,
+) -> StageModule:
+    """A stage of the library's modules, or of a builder's own."""
+    from subnet.model.sequence import SequenceArchitecture, SequenceStage  # it is built on this module
+
+    if isinstance(architecture, SequenceArchitecture):
+        return SequenceStage(architecture, spec, compute=compute, trainable=trainable)
+    return StageModule(architecture, spec, attention, compute=compute, trainable=trainable)
+
+
 def build_stage(plan: ModelPlan, stage: int) -> StageModule:
     """The stage's module as the run file asks for it, not yet bound to weights."""
-    return StageModule(
+    return make_stage(
         load_architecture(plan.model_config),
         stage_spec(plan, stage),
         plan.config.model.attention,

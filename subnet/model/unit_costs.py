@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from subnet.model.registry import Architecture
-from subnet.model.stage import StageModule, StageSpec, prepare_torch
+from subnet.model.stage import StageModule, StageSpec, make_stage, prepare_torch
 from subnet.run.config import RunConfig
 
 _REPEATS = 3
@@ -31,7 +31,7 @@ def measure_unit_costs(
     kinds = {architecture.layer_kind(i): i for i in reversed(range(architecture.num_layers))}
 
     def module(spec: StageSpec) -> StageModule:
-        built = StageModule(architecture, spec, config.model.attention, compute=config.precision.compute)
+        built = make_stage(architecture, spec, config.model.attention, compute=config.precision.compute)
         held = built.state_dict()
         shapes = {name: held[name.removeprefix("model.")].shape for name, _ in built.leaf_names()}
         built.bind(

@@ -84,7 +84,7 @@ def _section(name: str, section_type: Any, given: dict[str, Any]) -> Any:
     for key, field in fields.items():
         if field.required and key not in values:
             raise ConfigError(f"{name}.{key} is missing", hint=_example(name))
-    if name == "model" and "config" not in values and "pretrained" not in values:
+    if name == "model" and values.keys().isdisjoint({"config", "pretrained", "modules"}):
         raise ConfigError("model.config is missing", hint=_example(name))
     return section_type(**values)
 
@@ -145,6 +145,10 @@ def _resolved(section: str, given: dict[str, Any], directory: Path) -> dict[str,
             )
         if isinstance(found.get("pretrained"), str):
             found["pretrained"] = str(_absolute(directory, found["pretrained"]))
+        modules = found.get("modules")
+        if isinstance(modules, str) and modules.rpartition(":")[0].endswith(".py"):
+            where, _, function = modules.rpartition(":")
+            found["modules"] = f"{_absolute(directory, where)}:{function}"
     if section == "data":
         sources = found.get("sources")
         if isinstance(sources, list):

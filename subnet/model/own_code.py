@@ -1,0 +1,183 @@
+"""A builder's own code, by hash: a file that this machine's operator allowed, and nothing else, is ever run.
+
+Code never crosses the wire. A run names a file's hash; whoever takes part needs the file already, from ``--allow-code`` or,
+in a private swarm, from the folder that the swarm's own machine keeps. What is run is the bytes that were hashed. No torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from blake3 import blake3
+
+from subnet.errors import ConfigError, Corrupt, IotaError
+from subnet.store.disk import atomic_write
+
+LIMIT_CODE_BYTES = 1 << 20
+MODULES = "modules"
+"""The ``model_type`` of a model that is a sequence of a builder's own modules."""
+VARIABLE = "IOTA_ALLOWED_CODE"
+"""Files and folders that this process and those it starts may run, separated as in PATH; set by :func:`allow` alone."""
+_HASH_LENGTH = 64
+
+
+class CodeNotAllowed(IotaError):
+    """A run is of code that this machine's operator didn't allow."""
+
+    code, http_status = "code_not_allowed", 403
+
+
+@dataclass(frozen=True)
+class CodeName:
+    """``FILE:FUNCTION``: where a builder's function is."""
+
+    path: Path
+    function: str
+
+    @property
+    def short(self) -> str:
+        """Without folders: what others see of it."""
+        return f"{self.path.name}:{self.function}"
+
+
+def parse_name(text: str, directory: Path | None = None) -> CodeName:
+    """``path.py:build`` (relative to ``directory``) or ``package.module:build``, whose file is looked up, not imported.
+
+    Raises :class:`ConfigError` naming the key ``model.modules``.
+    """
+    where, _, function = text.rpartition(":")
+    if not where or not function.isidentifier():
+        raise ConfigError(f"model.modules = {text!r} is not allowed", hint='write it as "path.py:build"')
+    if not where.endswith(".py"):
+        return CodeName(_file_of_module(text, where), function)
+    path = ((directory or Path()) / Path(where).expanduser()).resolve()
+    if not path.is_file():
+        raise ConfigError(f"model.modules = {text!r}: there is no file {path}", hint="name a Python file")
+    return CodeName(path, function)
+
+
+def _file_of_module(text: str, name: str) -> Path:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"model.modules = {text!r}: {error}", hint="name a Python file, or an installed module"
+        ) from error
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        raise ConfigError(f"model.modules = {text!r}: no module {name} is found", hint="name a Python file")
+    return Path(spec.origin)
+
+
+def hash_of(path: Path) -> str:
+    """BLAKE3 of the file, which is small."""
+    return blake3(_read(path)).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LIMIT_CODE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}", hint="check the path and its rights") from error
+    if len(data) > LIMIT_CODE_BYTES:
+        raise ConfigError(
+            f"{path} is larger than {LIMIT_CODE_BYTES} bytes", hint="name the file with the modules alone"
+        )
+    return data
+
+
+def check_allowed(given: str) -> Path:
+    """``FILE@HASH`` of ``--allow-code``: the file, if it has that hash; raises :class:`ConfigError`."""
+    name, _, wanted = given.rpartition("@")
+    digits = len(wanted) == _HASH_LENGTH and set(wanted) <= set("0123456789abcdef")
+    if not name or not digits:
+        hint = "write FILE.py@HASH; iota data hash FILE.py says its hash" if not name else "a hash has 64 hex digits"
+        raise ConfigError(f"--allow-code {given} is not allowed", hint=hint)
+    path = Path(name).expanduser().resolve()
+    found = hash_of(path)
+    if found != wanted:
+        raise ConfigError(f"--allow-code: {path} has hash {found}, not {wanted}", hint="read the file again first")
+    return path
+
+
+def allow(files: Sequence[str] = (), folder: Path | None = None) -> None:
+    """What this process and those that it starts may run from now on: ``FILE@HASH``, and files of ``folder`` named by hash."""
+    paths = [str(check_allowed(given)) for given in files]
+    if folder is not None:
+        paths.append(str(folder.expanduser().absolute()))
+    if any(os.pathsep in path for path in paths):
+        raise ConfigError(f"a path with {os.pathsep!r} can't be allowed", hint="move the file")
+    os.environ[VARIABLE] = os.pathsep.join(paths)
+
+
+def keep(path: Path, folder: Path) -> str:
+    """Copy a builder's file into a private swarm's folder; its hash."""
+    data = _read(path)
+    found = blake3(data).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / f"{found}.py").exists():
+        atomic_write(folder / f"{found}.py", data)
+    return found
+
+
+def code_of(wanted: str, called: str) -> bytes:
+    """The source with this hash; raises :class:`CodeNotAllowed` where nothing allowed here has it."""
+    for entry in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        path = Path(entry)
+        path = path / f"{wanted}.py" if path.is_dir() else path
+        if not path.is_file():
+            continue
+        data = _read(path)
+        if blake3(data).hexdigest() == wanted:
+            return data
+        if path.stem == wanted:
+            raise Corrupt(f"{path} isn't what its name says", hint="submit the run again")
+    raise CodeNotAllowed(
+        f"the run is of code of its builder's, {called} with hash {wanted}, which isn't allowed here",
+        hint="a private swarm (iota.local, iota up --private) takes it; a miner or validator that has the file: "
+        f"--allow-code FILE.py@{wanted}",
+    )
+
+
+def function_of(wanted: str, called: str) -> Callable[..., Any]:
+    """The builder's function, from the allowed file with this hash; ``called`` is ``file.py:function``."""
+    name = f"iota_own_code_{wanted[:16]}"
+    module = sys.modules.get(name)
+    if module is None or getattr(module, "__iota_hash__", "") != wanted:
+        source = code_of(wanted, called)
+        module = ModuleType(name)
+        module.__dict__["__iota_hash__"], module.__file__ = wanted, called.rpartition(":")[0]
+        sys.modules[name] = module
+        try:
+            exec(compile(source, module.__file__, "exec"), module.__dict__)  # allowed by hash; see the top
+        except BaseException as error:
+            del sys.modules[name]
+            raise _failed(called, error) from error
+    else:
+        code_of(wanted, called)
+    function = module.__dict__.get(called.rpartition(":")[2])
+    if not callable(function):
+        raise ConfigError(f"model.modules: {called} is no function of that file", hint='write it as "path.py:build"')
+    return function
+
+
+def called_with(function: Callable[..., Any], called: str, arguments: dict[str, Any]) -> Any:
+    """Its result; what it raises becomes one line."""
+    try:
+        return function(**arguments)
+    except Exception as error:
+        raise _failed(called, error) from error
+
+
+def _failed(called: str, error: BaseException) -> ConfigError:
+    words = str(error).splitlines()[0][:300] if str(error) else ""
+    return ConfigError(
+        f"model.modules: {called} fails: {type(error).__name__}: {words}", hint="try it on its own first"
+    )
