@@ -129,3 +129,21 @@ def test_what_a_kill_left_half_written_is_swept(tmp_path: Path) -> None:
     BlobCache(tmp_path / "cache", 1 << 20)
     BoundaryCache(tmp_path / "boundaries", memory_bytes=1, disk_bytes=1)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_blob_whose_own_link_was_lost_comes_back_from_its_hold(tmp_path: Path) -> None:
+    """Only the hold's directory is synced: without power the blob's may have forgotten what it was told last."""
+    store, data = FolderStore(tmp_path, 1 << 20), b"sum" * 100
+    hash_ = blob_hash(data)
+    for hold in (Hold("log", "run", 3), Hold("log", "run", 5)):
+        upload = store.begin(len(data), hash_)
+        upload.write(data)
+        store.commit_blob(upload, hold)
+    path, _ = store.find_blob(hash_)
+    path.unlink()
+    again = FolderStore(tmp_path, 1 << 20)
+    assert again.find_blob(hash_)[0].read_bytes() == data
+    assert (again.usage().used_bytes, again.usage().num_blobs) == (len(data), 1)
+    assert again.expire("log", "run", 4).num_blobs == 0, "the other hold keeps it"
+    assert again.expire("log", "run", 6).num_blobs == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -6,7 +6,8 @@
     named/<name with % for />                write-once keys; link(2) picks the one winner
 
 A kill at any moment leaves nothing half-written visible: bytes are synced in ``tmp``, then linked. The hold is linked
-before the blob, so that no blob is without one; a hold whose blob never came is swept at the next start.
+before the blob, so that no blob is without one, and only the hold's directory is synced, one for all uploads of a step: a
+blob that is missing beside its hold is linked from it at the next start.
 The methods block and are thread-safe; the server calls them in threads. Needs a file system with hard links.
 """
 
@@ -126,7 +127,8 @@ class FolderStore:
         blob = upload.expected
         path, hold_path = self._blob_path(blob), self._hold_path(blob, hold)
         with self._lock, full_disk_is_ours("the store"):
-            touched = [*_make_directory(path.parent), *_make_directory(hold_path.parent)]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            touched = _make_directory(hold_path.parent)
             created = not path.exists()
             with suppress(FileExistsError):
                 os.link(upload.path if created else path, hold_path)
@@ -257,12 +259,14 @@ class FolderStore:
         return self._named / name.replace("/", "%")
 
     def _recover(self) -> None:
-        """After a kill: sweep what was on its way, count what is whole."""
+        """After a kill: sweep what was on its way, bring back what only its holds still name, count what is whole."""
         for path in self.temp_dir.iterdir():
             path.unlink()
         for hold_path in self._holds.glob("*/*/*/*"):
-            if hold_path.stat().st_nlink == 1:
-                hold_path.unlink()
+            blob_path = self._blob_path(BlobHash(hold_path.name))
+            if not blob_path.exists():
+                blob_path.parent.mkdir(parents=True, exist_ok=True)
+                os.link(hold_path, blob_path)
         for path in self._blobs.glob("*/*"):
             if is_blob_hash(path.name):
                 self._used_bytes += path.stat().st_size
