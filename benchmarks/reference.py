@@ -75,17 +75,26 @@ class Reference:
         self.norm_start = norm_start(model_config)
         self.model = build_model(config, model_config, tied=False)
         cut_for(config, self.model, cuts)
-        self.parameters: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
+        self.parameters = self.find_parameters()
         self.entries = [self._entry(name) for name in self.parameters if not (self.tied and name == HEAD)]
         self.updates = 0
         self.initial_state()
+
+    def find_parameters(self) -> dict[str, Tensor]:
+        """All tensors of the model's state, by name, in canonical order."""
+        return self.model.state_dict(keep_vars=True)
+
+    @property
+    def num_items(self) -> int:
+        """What a step's sum is over."""
+        return self.config.pipeline.microbatches
 
     def _entry(self, name: str) -> Entry:
         shape = tuple(self.parameters[name].shape)
         by_row = name in (EMBEDDING, HEAD) or len(shape) == 3 or (len(shape) == 2 and ".experts." in name)
         rows = shape[0] if by_row else 1
         pair = self.tied and name == EMBEDDING
-        qmax = self.config.merge.qmax or _default_qmax(self.config.pipeline.microbatches)
+        qmax = self.config.merge.qmax or _default_qmax(self.num_items)
         empty = torch.empty(0)
         return Entry(
             name, shape, (EMBEDDING, HEAD) if pair else (name,), qmax // 2 if pair else qmax, rows,
@@ -149,10 +158,13 @@ class Reference:
 
     def microbatch(self, t: int, m: int) -> float:
         """Leaves the gradient of the microbatch in ``.grad`` of the leaves and gives its fp32 loss."""
+        return self._back_propagate(training_rows(self.config, self.tokens, t, m))
+
+    def _back_propagate(self, rows: NDArray[np.int64]) -> float:
         for parameter in self.parameters.values():
             parameter.grad = None
         loss: Tensor | None = None
-        for chunk in self._chunks(training_rows(self.config, self.tokens, t, m)):
+        for chunk in self._chunks(rows):
             part = self._chunk_loss(chunk, routers=True)
             part.backward()
             loss = part.detach() if loss is None else loss + part.detach()
@@ -169,7 +181,7 @@ class Reference:
         gathered = _Gathered({e.name: np.zeros(len(e.decayed), F32) for e in self.entries})
         exponents = {entry.name: entry.exponents() for entry in self.entries} if sums is not None else {}
         down = {e.name: e.block_table(np.ldexp(F32(1), -exponents[e.name])) for e in self.entries if exponents}
-        for m in range(self.config.pipeline.microbatches):
+        for m in range(self.num_items):
             loss = self.microbatch(t, m)
             leaves = {entry.name: self._leaf_gradients(entry) for entry in self.entries}
             maxima = {e.name: np.max([e.block_maxima(g) for g in leaves[e.name]], axis=0) for e in self.entries}
@@ -219,7 +231,7 @@ class Reference:
         up = {e.name: e.block_table(np.ldexp(F32(1), e.exponents())) for e in self.entries}
         count = len(gathered.losses)
         norm = math.sqrt(float(self._square_sum(sums))) / count
-        clip = self.config.optimizer.clip_norm
+        clip = self.clip_norm()
         coefficient = float(F32((min(1.0, clip / (norm + 1e-6)) if clip else 1.0) / count))
         measured: dict[str, Measured] = {}
         for entry in self.entries:
@@ -230,11 +242,18 @@ class Reference:
                 measured[entry.name] = measurement.result(entry.name, gradient)
             if self.delayed:
                 entry.keep_before()
-            update(self.config, entry, gradient.mul_(scalar(coefficient)), t)
+            self._update(entry, gradient, coefficient, t)
             entry.rescale(gathered.maxima[entry.name])
         self.updates = t + 1
         loss, rate = _sum(gathered.losses) / count, learning_rate(self.config, t)
         return StepReport(t, loss, norm, coefficient, rate, tuple(gathered.skipped), measured)
+
+    def clip_norm(self) -> float:
+        return self.config.optimizer.clip_norm
+
+    def _update(self, entry: Entry, gradient: Tensor, coefficient: float, t: int) -> None:
+        """With the sum of the step, which is overwritten."""
+        update(self.config, entry, gradient.mul_(scalar(coefficient)), t)
 
     def _square_sum(self, sums: dict[str, Tensor]) -> Fraction:
         by_exponent: dict[int, int] = {}

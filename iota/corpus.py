@@ -29,6 +29,8 @@ class Piece(msgspec.Struct, frozen=True):
     ends_part: bool
     """Whether the document's training or hold-out part ends here."""
     holdout: bool
+    file: int = 0
+    """Which of the files it is of."""
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -62,21 +64,26 @@ class _Line(msgspec.Struct):
 
 def find_files(sources: Sequence[str | Path]) -> list[Path]:
     """The files that the sources name, directories searched in sorted order."""
+    return [file for found in find_by_source(sources) for file in found]
+
+
+def find_by_source(sources: Sequence[str | Path]) -> list[list[Path]]:
+    """The same, for each source."""
     if not sources:
         raise ConfigError("data.sources is empty", hint='name text or JSONL files, for example sources = ["book.txt"]')
-    files: list[Path] = []
+    by_source: list[list[Path]] = []
     for source in map(Path, sources):
         if source.is_dir():
             found = [p for p in sorted(source.rglob("*")) if p.name.endswith(SUFFIXES) and p.is_file()]
             visible = [p for p in found if not any(part.startswith(".") for part in p.relative_to(source).parts)]
             if not visible:
                 raise ConfigError(f"{source} holds no text files", hint=f"looked for {', '.join(SUFFIXES)}")
-            files += visible
+            by_source.append(visible)
         elif source.is_file():
-            files.append(source)
+            by_source.append([source])
         else:
             raise ConfigError(f"{source} does not exist", hint="data.sources are paths relative to the run file")
-    return files
+    return by_source
 
 
 def survey(files: Sequence[Path]) -> Survey:
@@ -93,18 +100,18 @@ def survey(files: Sequence[Path]) -> Survey:
 def read_pieces(files: Sequence[Path], split: Split) -> Iterator[Piece]:
     """All of the text, in order, cut into pieces and marked as training or held out."""
     document = 0
-    for file in files:
+    for index, file in enumerate(files):
         try:
             if file.name.endswith((".jsonl", ".jsonl.gz")):
                 for text in _read_jsonl(file):
-                    yield from _document_pieces([text], len(text.encode("utf-8")), document, split)
+                    for piece in _document_pieces([text], len(text.encode("utf-8")), document, split):
+                        yield msgspec.structs.replace(piece, file=index)
                     document += 1
             elif not _is_blank(file):
                 size = file.stat().st_size
-                yield from _document_pieces(_read_text(file), size, document, split)
+                for piece in _document_pieces(_read_text(file), size, document, split):
+                    yield msgspec.structs.replace(piece, file=index)
                 document += 1
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise ConfigError(f"{file} is not a whole gzip file: {error}", hint="compress it again") from error
         except OSError as error:
             raise ConfigError(
                 f"{file} cannot be read: {error.strerror}", hint="check the path and its rights"
@@ -198,24 +205,36 @@ def _open(file: Path) -> BinaryIO:
     return cast("BinaryIO", gzip.GzipFile(file, "rb")) if file.name.endswith(".gz") else file.open("rb")
 
 
+def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Number and bytes of each line of a JSONL file that isn't blank, checked to be UTF-8 of bounded length."""
+    offset, number = 0, 0
+    try:
+        with _open(file) as stream:
+            while line := stream.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    raise ConfigError(
+                        f"{file} line {number} is longer than {MAX_LINE_BYTES} bytes", hint="split the document"
+                    )
+                if line.strip():
+                    _decode(file, line, offset)
+                    yield number, line
+                offset += len(line)
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise ConfigError(f"{file} is not a whole gzip file: {error}", hint="compress it again") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", hint="check the path and its rights") from error
+
+
 def _read_jsonl(file: Path) -> Iterator[str]:
-    decoder, offset, number = msgspec.json.Decoder(_Line), 0, 0
-    with _open(file) as stream:
-        while line := stream.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise ConfigError(
-                    f"{file} line {number} is longer than {MAX_LINE_BYTES} bytes", hint="split the document"
-                )
-            if line.strip():
-                _decode(file, line, offset)
-                try:
-                    text = decoder.decode(line).text
-                except msgspec.ValidationError as error:
-                    hint = 'a line is {"text": "..."}'
-                    raise ConfigError(f'{file} line {number} has no string field "text"', hint=hint) from error
-                except msgspec.DecodeError as error:
-                    raise ConfigError(f"{file} line {number} is not JSON", hint='a line is {"text": "..."}') from error
-                if text.strip():
-                    yield text
-            offset += len(line)
+    decoder = msgspec.json.Decoder(_Line)
+    for number, line in read_lines(file):
+        try:
+            text = decoder.decode(line).text
+        except msgspec.ValidationError as error:
+            hint = 'a line is {"text": "..."}'
+            raise ConfigError(f'{file} line {number} has no string field "text"', hint=hint) from error
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{file} line {number} is not JSON", hint='a line is {"text": "..."}') from error
+        if text.strip():
+            yield text

@@ -205,7 +205,7 @@ def stage_wire(plan: ModelPlan, stage: int, replicas: Sequence[int]) -> StageWir
     share = config.pipeline.microbatches / replicas[stage]
     directions = (not plan.is_first(stage)) + (not plan.is_last(stage))
     boundaries = int(share * directions * boundary_bytes(plan))
-    reads_tokens = plan.is_first(stage) or plan.is_last(stage)
+    reads_tokens = plan.needs_tokens(stage)
     slices = merged_up = merged_down = snapshot = 0.0
     for index in layout.stage_sections[stage]:
         section = layout.sections[index]

@@ -7,50 +7,36 @@ A prepared directory holds ``manifest.json``, ``tokenizer.json``, ``train-00000.
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
-from iota.corpus import PIECE_BYTES, Piece, Split, find_files, read_pieces, survey
+from iota.corpus import PIECE_BYTES, find_by_source, read_pieces
+from iota.prepare_write import MIN_WHOLE_DOCUMENTS, DialogueSettings, Job, Progress, Report, write_all, write_file
 from iota.tokenizer import RunTokenizer, load_tokenizer, train_tokenizer
 from subnet.errors import ConfigError, Corrupt, InputError, OutOfSpace
 from subnet.model.data import (
     ROW_GROUP_BYTES,
     DataManifest,
     Shard,
-    TokenStream,
     decode_manifest,
     encode_manifest,
 )
 from subnet.run.config import DataSection
+from subnet.run.objective import ObjectiveSection
 from subnet.words import BlobHash
 
 SHARD_BYTES = 64 * 1024 * 1024
-_BATCH_PIECES = 16
-_MIN_WHOLE_DOCUMENTS = 4
-"""Whole documents are held out where the fraction gives at least so many."""
+
 
 _RECEIPT_VERSION = 1
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """How far a preparation is: ``phase`` is ``read``, ``train tokenizer``, ``encode`` or ``done``."""
-
-    phase: str
-    done_bytes: int
-    total_bytes: int
-    num_tokens: int = 0
 
 
 class PreparedData(msgspec.Struct, frozen=True):
@@ -59,6 +45,8 @@ class PreparedData(msgspec.Struct, frozen=True):
     directory: Path
     manifest: DataManifest
     reused: bool = False
+    words: str = ""
+    """What became of dialogues, where they were prepared just now."""
 
     @property
     def tokenizer_path(self) -> Path:
@@ -89,12 +77,13 @@ def prepare_data(
     vocab_size: int | None = None,
     holdout_fraction: float = 0.05,
     shard_bytes: int = SHARD_BYTES,
+    dialogues: DialogueSettings | None = None,
     progress: Callable[[Progress], None] = lambda progress: None,
 ) -> PreparedData:
     """Prepare text in ``out_dir``; with ``tokenizer``, ``vocab_size`` is the most tokens that it may have.
 
-    Sources are text files, directories of them, or JSONL. Without a tokenizer one of ``vocab_size`` tokens is trained
-    on the training text.
+    Sources are text files, directories of them, or JSONL; with ``dialogues`` JSONL of them. Without a tokenizer one of
+    ``vocab_size`` tokens is trained on the training text; dialogues need one.
     """
     out = Path(out_dir)
     if tokenizer is None and vocab_size is None:
@@ -103,7 +92,11 @@ def prepare_data(
         raise ConfigError(
             f"shard_bytes = {shard_bytes} is not allowed", hint=f"allowed: multiples of {ROW_GROUP_BYTES}"
         )
-    files = find_files(sources)
+    if tokenizer is None and dialogues is not None:
+        raise ConfigError("dialogues need a tokenizer", hint="set data.tokenizer, or model.pretrained with one")
+    by_source = find_by_source(sources)
+    path = None if tokenizer is None else Path(tokenizer)
+    job = Job(by_source, _names(sources), path, dialogues, shard_bytes)
     given = None if tokenizer is None else load_tokenizer(Path(tokenizer))
     if given is not None and vocab_size is not None and given.vocab_size > vocab_size:
         raise ConfigError(
@@ -111,29 +104,39 @@ def prepare_data(
             hint=f"set vocab_size to {given.vocab_size} or more in the model's config, or give a smaller tokenizer",
         )
     _check_out_dir(out)
-    progress(Progress("read", 0, sum(file.stat().st_size for file in files)))
-    found = survey(files)
+    progress(Progress("read", 0, sum(file.stat().st_size for file in job.files)))
+    found = job.survey()
     if found.num_documents == 0:
         names = ", ".join(str(source) for source in sources)
         raise ConfigError(f"no text in {names}", hint="data.sources must name files that are not empty")
-    whole = found.num_documents * holdout_fraction >= _MIN_WHOLE_DOCUMENTS
-    split = Split(fraction=holdout_fraction, whole_documents=whole)
-    key = _key(found.digest, given, vocab_size, holdout_fraction, shard_bytes)
+    split = job.split(found.num_documents, holdout_fraction)
+    key = _key(found.digest, given, vocab_size, holdout_fraction, job)
     if (ready := _load_if_same(out, key)) is not None:
         progress(Progress("done", found.text_bytes, found.text_bytes, ready.manifest.train.num_tokens))
         return ready
     with _new_directory(out) as directory:
-        report = _Report(progress, found.text_bytes)
+        report = Report(progress, found.text_bytes)
         if given is None:
             assert vocab_size is not None
             texts = (
-                piece.text for piece in report.watch("train tokenizer", read_pieces(files, split)) if not piece.holdout
+                piece.text
+                for piece in report.watch("train tokenizer", read_pieces(job.files, split))
+                if not piece.holdout
             )
             given = train_tokenizer(texts, vocab_size)
-        manifest = _write_all(directory, files, split, given, shard_bytes, report)
-        _write(directory / "prepared.json", msgspec.json.encode(_Receipt(_RECEIPT_VERSION, key)))
+        manifest = write_all(directory, job, split, given, report)
+        write_file(directory / "prepared.json", msgspec.json.encode(_Receipt(_RECEIPT_VERSION, key)))
     progress(Progress("done", found.text_bytes, found.text_bytes, manifest.train.num_tokens))
-    return PreparedData(out, manifest)
+    return PreparedData(out, manifest, words=report.words)
+
+
+def _names(sources: Sequence[str | Path]) -> tuple[str, ...]:
+    """What the sources are called, each once."""
+    names: list[str] = []
+    for source in sources:
+        name = Path(source).name
+        names.append(name if name not in names else f"{name} ({len(names) + 1})")
+    return tuple(names)
 
 
 def prepare_for_run(
@@ -141,17 +144,20 @@ def prepare_for_run(
     vocab_size: int,
     out_dir: str | Path,
     *,
+    objective: ObjectiveSection = ObjectiveSection(),
     progress: Callable[[Progress], None] = lambda progress: None,
 ) -> PreparedData:
     """The data of a run file: a prepared directory if that is what ``sources`` names, else prepared in ``out_dir``."""
     if len(data.sources) == 1 and is_prepared(Path(data.sources[0])):
         return load_prepared(data.sources[0])
+    sft = objective.kind == "sft"
     return prepare_data(
         data.sources,
         out_dir,
         tokenizer=data.tokenizer or None,
         vocab_size=vocab_size,
         holdout_fraction=data.holdout_fraction,
+        dialogues=DialogueSettings(data.sequence_length, objective.packing) if sft else None,
         progress=progress,
     )
 
@@ -181,9 +187,10 @@ def is_prepared(directory: Path) -> bool:
     return (directory / "prepared.json").is_file() and (directory / "manifest.json").is_file()
 
 
-def _key(digest: str, given: RunTokenizer | None, vocab_size: int | None, fraction: float, shard_bytes: int) -> str:
+def _key(digest: str, given: RunTokenizer | None, vocab_size: int | None, fraction: float, job: Job) -> str:
     tokenizer = f"train {vocab_size}" if given is None else blake3(given.json).hexdigest()
-    settings = (_RECEIPT_VERSION, digest, tokenizer, fraction.hex(), shard_bytes, PIECE_BYTES, _MIN_WHOLE_DOCUMENTS)
+    settings = (_RECEIPT_VERSION, digest, tokenizer, fraction.hex(), job.shard_bytes, PIECE_BYTES, MIN_WHOLE_DOCUMENTS)
+    settings = (*settings, *job.settings)
     return blake3(msgspec.json.encode(settings)).hexdigest()
 
 
@@ -239,119 +246,6 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-class _Report:
-    """Tells the caller how far a reading of all of the text is."""
-
-    def __init__(self, progress: Callable[[Progress], None], total_bytes: int) -> None:
-        self._progress, self._total = progress, total_bytes
-        self.num_tokens = 0
-
-    def watch(self, phase: str, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        done = 0
-        for piece in pieces:
-            yield piece
-            done += len(piece.text.encode("utf-8"))
-            self._progress(Progress(phase, done, self._total, self.num_tokens))
-
-
-class _ShardWriter:
-    """Writes one stream of tokens as shards, hashing row groups on the way."""
-
-    def __init__(self, directory: Path, name: str, token_bytes: int, shard_bytes: int) -> None:
-        self._directory, self._name = directory, name
-        self._dtype = "<u2" if token_bytes == 2 else "<u4"
-        self._shard_bytes = shard_bytes
-        self._buffer = bytearray()
-        self._file: BinaryIO | None = None
-        self._shards: list[Shard] = []
-        self._num_tokens = 0
-
-    def add(self, tokens: npt.NDArray[Any]) -> None:
-        self._num_tokens += tokens.size
-        self._buffer += tokens.astype(self._dtype).tobytes()
-        whole = len(self._buffer) // ROW_GROUP_BYTES * ROW_GROUP_BYTES
-        for start in range(0, whole, ROW_GROUP_BYTES):
-            self._write_group(bytes(self._buffer[start : start + ROW_GROUP_BYTES]))
-        del self._buffer[:whole]
-
-    def _write_group(self, group: bytes) -> None:
-        if self._file is None:
-            self._file = (self._directory / f"{self._name}-{len(self._shards):05d}.tokens").open("wb")
-            self._hash, self._size = blake3(), 0
-            self._groups: list[BlobHash] = []
-        self._file.write(group)
-        self._hash.update(group)
-        self._groups.append(BlobHash(blake3(group).hexdigest()))
-        self._size += len(group)
-        if self._size >= self._shard_bytes:
-            self._end_shard()
-
-    def _end_shard(self) -> None:
-        if self._file is not None:
-            with self._file as stream:
-                stream.flush()
-                os.fsync(stream.fileno())
-            self._shards.append(Shard(BlobHash(self._hash.hexdigest()), self._size, tuple(self._groups)))
-            self._file = None
-
-    def finish(self) -> TokenStream:
-        if self._buffer:
-            self._write_group(bytes(self._buffer))
-            self._buffer.clear()
-        self._end_shard()
-        return TokenStream(self._num_tokens, tuple(self._shards))
-
-    def close(self) -> None:
-        """Let go of an unfinished file; after :meth:`finish` it does nothing."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def _write_all(
-    directory: Path, files: list[Path], split: Split, tokenizer: RunTokenizer, shard_bytes: int, report: _Report
-) -> DataManifest:
-    token_bytes = 2 if tokenizer.vocab_size <= 2**16 else 4
-    train = _ShardWriter(directory, "train", token_bytes, shard_bytes)
-    holdout = _ShardWriter(directory, "holdout", token_bytes, shard_bytes)
-    end = np.array([tokenizer.end_of_text])
-    try:
-        for batch in _batches(report.watch("encode", read_pieces(files, split))):
-            for piece, tokens in zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True):
-                writer = holdout if piece.holdout else train
-                writer.add(tokens)
-                if piece.ends_part:
-                    writer.add(end)
-                report.num_tokens += tokens.size + piece.ends_part
-        streams = train.finish(), holdout.finish()
-    finally:
-        train.close()
-        holdout.close()
-    _write(directory / "tokenizer.json", tokenizer.json)
-    manifest = DataManifest(
-        tokenizer=BlobHash(blake3(tokenizer.json).hexdigest()),
-        vocab_size=tokenizer.vocab_size,
-        end_of_text=tokenizer.end_of_text,
-        token_bytes=token_bytes,
-        train=streams[0],
-        holdout=streams[1],
-    )
-    _write(directory / "manifest.json", encode_manifest(manifest))
-    return manifest
-
-
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    while batch := list(itertools.islice(pieces, _BATCH_PIECES)):
-        yield batch
 
 
 def _shard_files(directory: Path, manifest: DataManifest) -> Iterator[tuple[Path, Shard]]:

@@ -15,10 +15,13 @@ import torch
 from blake3 import blake3
 from tokenizers import Tokenizer
 
+from iota.own_modules import for_others as with_code_named
+from iota.own_modules import load_modules
 from iota.prepare import PreparedData, Progress, is_prepared, prepare_for_run
 from subnet.errors import ConfigError
 from subnet.model.checkpoints import TOKENIZER_FILES, draw_weights
-from subnet.model.data import check_data
+from subnet.model.data_checks import check_data
+from subnet.model.own_code import MODULES
 from subnet.model.plan import ModelPlan
 from subnet.model.pretrained import PretrainedDirectory
 from subnet.model.registry import Architecture, check_run, load_architecture, plan_model
@@ -44,6 +47,8 @@ class PreparedRun:
 
 def load_model(config: RunConfig) -> tuple[Architecture, PretrainedDirectory | None]:
     """The run's architecture, and the directory its weights come from where it names one."""
+    if config.model.modules:
+        return load_modules(config), None
     if config.model.pretrained is None:
         assert config.model.config is not None  # the section's own check
         return load_architecture(config.model.config), None
@@ -62,8 +67,11 @@ def prepare_run(
     section = config.data
     if source is not None:
         section = _with_tokenizer(section, source)
-    key = blake3(msgspec.json.encode((section, architecture.vocab_size))).hexdigest()[:16]
-    data = prepare_for_run(section, architecture.vocab_size, work_dir / "data" / key, progress=progress)
+    objective = config.objective
+    form: tuple[object, ...] = (objective.packing,) if objective.kind == "sft" else ()
+    described = (msgspec.structs.replace(section, weights=()), architecture.vocab_size, *form)
+    out_dir = work_dir / "data" / blake3(msgspec.json.encode(described)).hexdigest()[:16]
+    data = prepare_for_run(section, architecture.vocab_size, out_dir, objective=objective, progress=progress)
     check_data(config, data.manifest, architecture.vocab_size)
     if source is not None and source.tokenizer is not None:
         check_tokenizers(data.tokenizer_path, source.tokenizer)
@@ -118,7 +126,7 @@ def pin_weights(config: RunConfig, source: PretrainedDirectory | None) -> RunCon
 
 def _with_ends(architecture: Architecture, given: Mapping[str, Any] | None, end_of_text: int) -> Architecture:
     """The architecture with the data's end-of-text token, where the run file names none: what generation stops at."""
-    if given is None or "eos_token_id" in given:
+    if given is None or "eos_token_id" in given or architecture.family.model_type == MODULES:
         return architecture
     ends = {"eos_token_id": end_of_text, "bos_token_id": given.get("bos_token_id", end_of_text)}
     return load_architecture({**architecture.model_config, **ends})
@@ -126,6 +134,7 @@ def _with_ends(architecture: Architecture, given: Mapping[str, Any] | None, end_
 
 def for_others(config: RunConfig) -> RunConfig:
     """The config as everybody gets to see it: of the submitter's paths only the last names."""
+    config = with_code_named(config)
     data, model = config.data, config.model
     sources = tuple(Path(source).name for source in data.sources)
     pretrained = Path(model.pretrained).name if model.pretrained else model.pretrained

@@ -30,6 +30,7 @@ class RunTokenizer:
         self.json = tokenizer.to_str(pretty=True).encode("utf-8")
         self.vocab_size = max(vocab.values()) + 1
         self.end_of_text = ends[0]
+        self._parsing: Tokenizer | None = None
         self._tokenizer = tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -38,6 +39,16 @@ class RunTokenizer:
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def encode_marked(self, text: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """Tokens and where in the text each begins, in characters; special tokens written in the text are themselves."""
+        if self._parsing is None:
+            self._parsing = Tokenizer.from_str(self.json.decode())
+            self._parsing.no_truncation()
+            self._parsing.no_padding()
+        encoding = self._parsing.encode(text, add_special_tokens=False)
+        starts = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
+        return np.array(encoding.ids, dtype=np.uint32), starts
 
     def decode(self, tokens: Iterable[int]) -> str:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=True)

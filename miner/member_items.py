@@ -101,7 +101,7 @@ class ItemWork:
         made = BoundaryKey(owe.step, owe.microbatch, owe.stage, False, owe.part)
         stage, last = context.held_stage(), context.plan.is_last(owe.stage)
         deadline = Deadline.after(TIMEOUTS.store_request_s)
-        needs_tokens = owe.stage == 0 or last
+        needs_tokens = context.plan.needs_tokens(owe.stage)
         tokens = await context.tokens.rows(item, deadline, owe.part) if needs_tokens else None
         entry = BoundaryKey(owe.step, owe.microbatch, owe.stage - 1, False, owe.part)
         gradient = BoundaryKey(owe.step, owe.microbatch, owe.stage + 1, True, owe.part)

@@ -122,7 +122,7 @@ def _all_named(case: Case, read: Read, held: int | None) -> Iterator[Needed]:
     if can_update(case) and case.update is not None:
         shared = shared_partitions(plan, case.stage)
         yield from (Needed(blob, size) for index, _, blob, size in case.update.partitions if index in shared)
-    if case.partials and (plan.is_first(case.stage) or plan.is_last(case.stage)):
+    if case.partials and plan.needs_tokens(case.stage):
         yield from _of_tokens(case, plan, read)
 
 

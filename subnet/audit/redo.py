@@ -222,7 +222,7 @@ class _Replay:
         """Forward and backward; what comes out is added to the partial, whole or (:class:`ItemFailed`) not at all."""
         x = self.blobs(given.x) if given.x else None
         gradient = self.blobs(given.gradient) if given.gradient else None
-        rows = self.tokens(item) if self._is_first or self._is_last else None
+        rows = self.tokens(item) if self.plan.needs_tokens(self.case.stage) else None
         forward: memoryview | None = None
         self._check_input(item, x, "input", self._is_first)
         self._check_input(item, gradient, "gradient", self._is_last)

@@ -7,6 +7,7 @@ Hold-out items (``microbatch >= num_items``) run without gradients and may be no
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -350,20 +351,12 @@ class StageExecutor:
         return self._forward_chunk(module, given, training=True, loss_grad=True)
 
     def _inputs(self, x: Buffer | None, tokens: NDArray[np.integer] | None, *, check_finite: bool) -> list[ChunkInput]:
-        ids: Sequence[Tensor | None] = [None] * self._chunks
-        if self._is_first or self._is_last:
-            ids = self._shape.tokens(tokens, self.state.device, is_first=self._is_first)
-        hidden: Sequence[Boundary | None] = [None] * self._chunks
-        if not self._is_first:
-            hidden = self._shape.boundary(x, self.state.device, "input", finite=check_finite)
-        return [
-            ChunkInput(
-                tokens_BL=t[:, :-1] if t is not None and self._is_first else None,
-                x=h,
-                labels_BL=t[:, 1:] if t is not None and self._is_last else None,
-            )
-            for t, h in zip(ids, hidden, strict=True)
-        ]
+        device = self.state.device
+        given = self._shape.inputs(tokens, device, is_first=self._is_first, is_last=self._is_last)
+        if self._is_first:
+            return given
+        hidden = self._shape.boundary(x, device, "input", finite=check_finite)
+        return [dataclasses.replace(part, x=states) for part, states in zip(given, hidden, strict=True)]
 
     def _add(self, item: ItemKey, grads: dict[str, Tensor], key: PartialKey) -> ItemStats:
         held = self.partials.get(key) or self._new_partial(key)

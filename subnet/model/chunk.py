@@ -21,6 +21,10 @@ class ChunkInput:
     tokens_BL: Tensor | None = None
     x: Boundary | None = None
     labels_BL: Tensor | None = None
+    positions_BL: Tensor | None = None
+    """Within each dialogue, where several share a row; None: each row is one text."""
+    num_labels: int | None = None
+    """What the summed loss is divided by, where it isn't the number of the microbatch's tokens."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def forward_chunk(
     if source is None:
         raise RuntimeError("a chunk needs tokens or hidden states")
     with torch.set_grad_enabled(grad):
-        out = module.through(source)
+        out = module.through(source, given.positions_BL)
     loss: LossResult | None = None
     if module.spec.is_last:
         if given.labels_BL is None:
@@ -97,7 +101,8 @@ def forward_chunk(
         loss = module.chunk_loss(
             out.hidden_BLH,
             given.labels_BL,
-            divisor=shape.divisor,
+            divisor=given.num_labels or shape.divisor,
+            num_tokens=shape.divisor,
             piece_tokens=shape.piece_tokens,
             want_grad=grad and loss_grad,
             routing_2E=out.routing_2E if grad else None,

@@ -298,20 +298,20 @@ class SampleOrder:
         return [self._mixture.row(number)[0] for number in self._numbers(step, microbatch, part)]
 
     def holdout_domains(self, evaluation_item: int) -> list[int]:
-        """The source (:attr:`DataManifest.domain_names`) of each row of an evaluation item; 0 where there is one only."""
+        """The source (:attr:`DataManifest.domain_names`) of each row of an evaluation item: one for all, so that the sealed
+        loss of an item is that source's; 0 where there is one only."""
         if not self._holdout_domains:
             return [0] * self.rows
         there = [i for i, d in enumerate(self.manifest.domain_rows(self.sequence_length, holdout=True)) if d[1]]
-        first = evaluation_item * self.rows
-        return [there[i % len(there)] for i in range(first, first + self.rows)]
+        return [there[evaluation_item % len(there)]] * self.rows
 
     def _holdout_tokens(self, evaluation_item: int) -> list[int]:
-        """First tokens of its rows: of several sources each in turn."""
+        """First tokens of its rows; of several sources each has an item in turn."""
         if not self._holdout_domains:
             return [sample * self.sequence_length for sample in self.holdout_rows(evaluation_item)]
-        first, count = evaluation_item * self.rows, len(self._holdout_domains)
-        places = [(self._holdout_domains[i % count], i // count) for i in range(first, first + self.rows)]
-        return [start + nth % rows * self.sequence_length for (start, rows), nth in places]
+        turn, source = divmod(evaluation_item, len(self._holdout_domains))
+        start, rows = self._holdout_domains[source]
+        return [start + nth % rows * self.sequence_length for nth in range(turn * self.rows, (turn + 1) * self.rows)]
 
     def _train_tokens(self, step: int, microbatch: int, part: int) -> list[int]:
         if self._mixture is None:

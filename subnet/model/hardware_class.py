@@ -120,11 +120,14 @@ def _inputs(task: _Task, routed: int) -> tuple[ChunkInput, Boundary | None]:
     shape = (rows, length, task.plan.hidden_size)
     tokens = (_integers(rows * (length + 1), 7).astype(np.int64) % task.plan.vocab_size).reshape(rows, length + 1)
     ids = torch.from_numpy(tokens).to(task.device)
+    dialogues = task.plan.config.objective.kind == "sft"
+    positions = torch.arange(length, device=task.device) % -(-length // 2)
     sums = _fractions((2, routed), 19, 2.0**-15).to(task.device) + 2.0 if routed else None
     given = ChunkInput(
         tokens_BL=ids[:, :-1] if task.spec.is_first else None,
         x=None if task.spec.is_first else Boundary(_fractions(shape, 11, 2.0**-15).to(task.device), sums),
         labels_BL=ids[:, 1:] if task.spec.is_last else None,
+        positions_BL=positions.expand(rows, length) if dialogues else None,
     )
     if task.spec.is_last:
         return given, None

@@ -17,9 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from subnet.errors import InputError, IotaError
+from subnet.model.chunk import ChunkInput
+from subnet.model.dialogues import IGNORED_LABEL, split_bits
 from subnet.model.families import num_routed
 from subnet.model.plan import ModelPlan
-from subnet.model.stage import IGNORED_LABEL, Boundary
+from subnet.model.stage import Boundary
+from subnet.model.token_bits import LEARNT
 from subnet.numerics.codes import RAW, Buffer, coded_size, decode, encode
 from subnet.words import ItemKey
 
@@ -132,6 +135,8 @@ class ItemShape:
     """What boundaries are rounded to, :mod:`subnet.numerics.codes`."""
     routed: int = 0
     """Experts of the router loss, whose sums go with each chunk."""
+    dialogues: bool = False
+    """Tokens have the bits of :mod:`subnet.model.dialogues`."""
 
     @staticmethod
     def of(plan: ModelPlan) -> ItemShape:
@@ -144,6 +149,7 @@ class ItemShape:
             vocab=plan.vocab_size,
             code=pipeline.boundary_code,
             routed=num_routed(plan.model_config),
+            dialogues=plan.config.objective.kind == "sft",
         )
 
     @property
@@ -182,6 +188,43 @@ class ItemShape:
             raise InputError(f"the router sums of the {what} are not finite")
         routing = torch.from_numpy(sums.astype(np.float32)).to(device)
         return [Boundary(chunk_BLH, sums_2E) for chunk_BLH, sums_2E in zip(hidden, routing, strict=True)]
+
+    def inputs(
+        self, tokens: NDArray[np.integer] | None, device: torch.device, *, is_first: bool, is_last: bool
+    ) -> list[ChunkInput]:
+        """What a stage takes of the tokens, by chunk; of dialogues every stage needs them, else the first and the last."""
+        if self.dialogues:
+            return self._dialogues(tokens, device, is_first=is_first, is_last=is_last)
+        if not is_first and not is_last:
+            return [ChunkInput()] * self.chunks
+        return [
+            ChunkInput(tokens_BL=ids[:, :-1] if is_first else None, labels_BL=ids[:, 1:] if is_last else None)
+            for ids in self.tokens(tokens, device, is_first=is_first)
+        ]
+
+    def _dialogues(
+        self, tokens: NDArray[np.integer] | None, device: torch.device, *, is_first: bool, is_last: bool
+    ) -> list[ChunkInput]:
+        expected = (self.rows, self.length + 1)
+        if tokens is None or tokens.shape != expected:
+            raise InputError(f"tokens are {None if tokens is None else tokens.shape}, not {expected}")
+        given = torch.from_numpy(tokens.astype(np.int64))
+        if int(given.min()) < 0 or int(given.max()) >= 2 * LEARNT:
+            raise InputError("a token of a dialogue is no 32-bit number")
+        rows = split_bits(given)
+        if int(rows.ids.max()) >= self.vocab:
+            raise InputError(f"a token is outside of 0 to {self.vocab - 1}")
+        count = rows.num_labels
+        parts = (part.to(device).chunk(self.chunks) for part in (rows.ids[:, :-1], rows.positions_BL, rows.labels_BL))
+        return [
+            ChunkInput(
+                tokens_BL=ids if is_first else None,
+                labels_BL=labels if is_last else None,
+                positions_BL=positions,
+                num_labels=count,
+            )
+            for ids, positions, labels in zip(*parts, strict=True)
+        ]
 
     def tokens(self, tokens: NDArray[np.integer] | None, device: torch.device, *, is_first: bool) -> list[Tensor]:
         """Rows of L + 1 tokens as chunks; -100 may mask a label, but is no token at the first stage."""

@@ -18,13 +18,13 @@ from torch.nn import functional
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from subnet.model.adapters import add_adapters
+from subnet.model.dialogues import IGNORED_LABEL
 from subnet.model.families import SLIDING
 from subnet.model.plan import ModelPlan
 from subnet.model.registry import EMBEDDING_NAME, HEAD_NAME, NORM_NAME, Architecture, load_architecture
 from subnet.model.routing import add_layers, no_routing, router_loss
 from subnet.run.trainable import TrainableSection, trains
 
-IGNORED_LABEL = -100
 EXPERTS = "grouped_mm"
 """The library's way to multiply experts: its default, whose sums have a fixed order and whose gradients are one product."""
 
@@ -203,13 +203,16 @@ class StageModule(nn.Module):
         """Tokens (B, L) at the first stage, hidden states (B, L, H) at others; the last applies the final norm."""
         return self.through(Boundary(x)).hidden_BLH
 
-    def through(self, given: Boundary) -> Boundary:
-        """As :meth:`forward`, with the sums of the router loss in and out where the model has one."""
+    def through(self, given: Boundary, positions_BL: Tensor | None = None) -> Boundary:
+        """As :meth:`forward`, with the sums of the router loss in and out where the model has one.
+
+        Where ``positions_BL`` start again within a row, what is before can't be seen from there on.
+        """
         x, routing_2E = given
         self._router_logits.clear()
         with self.region(x.device):
             hidden_BLH: Tensor = x if self.embed_tokens is None else self.embed_tokens(x)
-            constants = self._shape_constants(hidden_BLH)
+            constants = self._shape_constants(hidden_BLH, positions_BL)
             for index, layer in self.layers.items():
                 kind = self.architecture.attention_of(int(index))
                 hidden_BLH = layer(
@@ -228,17 +231,20 @@ class StageModule(nn.Module):
                 self._router_logits.clear()
             return Boundary(hidden_BLH, routing_2E)
 
-    def _shape_constants(self, hidden_BLH: Tensor) -> _ShapeConstants:
+    def _shape_constants(self, hidden_BLH: Tensor, positions_BL: Tensor | None) -> _ShapeConstants:
         """Positions, rotary tables and masks as the library builds them."""
+        if positions_BL is not None:
+            with torch.no_grad():
+                return self._make_constants(hidden_BLH, positions_BL)
         key = (hidden_BLH.shape[0], hidden_BLH.shape[1])
         if key not in self._constants:
             with torch.no_grad():
-                self._constants[key] = self._make_constants(hidden_BLH)
+                positions = torch.arange(hidden_BLH.shape[1], device=hidden_BLH.device).unsqueeze(0)
+                self._constants[key] = self._make_constants(hidden_BLH, positions)
         return self._constants[key]
 
-    def _make_constants(self, hidden_BLH: Tensor) -> _ShapeConstants:
-        family, positions = self.architecture.family, torch.arange(hidden_BLH.shape[1], device=hidden_BLH.device)
-        positions = positions.unsqueeze(0)
+    def _make_constants(self, hidden_BLH: Tensor, positions: Tensor) -> _ShapeConstants:
+        family = self.architecture.family
         kinds = sorted({self.architecture.attention_of(int(index)) for index in self.layers})
         masks: dict[str, Tensor | None] = {}
         rotary: dict[str, Any] = {}
@@ -275,12 +281,14 @@ class StageModule(nn.Module):
         piece_tokens: int,
         want_grad: bool,
         routing_2E: Tensor | None = None,
+        num_tokens: int | None = None,
     ) -> LossResult:
         """Cross-entropy in pieces, so that the logits of one piece are alive at a time.
 
         The gradients are those autograd gives for ``total = piece_0; total = total + piece_1; ...; total / divisor``:
         there the last piece is differentiated first, so the head's gradients add from the last piece to the first.
-        With ``routing_2E`` the router loss is added, weighted by the chunk's share of the microbatch's tokens.
+        With ``routing_2E`` the router loss is added, weighted by the chunk's share of the microbatch's ``num_tokens``
+        (None: of ``divisor``).
         """
         head = self.lm_head
         if head is None:
@@ -311,17 +319,17 @@ class StageModule(nn.Module):
         loss = total / scale
         routing_grad_2E: Tensor | None = None
         if routing_2E is not None:
-            added, routing_grad_2E = self._router_loss(routing_2E, labels_BL.numel(), divisor, want_grad)
+            added, routing_grad_2E = self._router_loss(routing_2E, labels_BL.numel(), num_tokens or divisor, want_grad)
             loss = loss + added
         if not want_grad:
             return LossResult(loss)
         return LossResult(loss, torch.cat(grads[::-1]).reshape(hidden_BLH.shape), head_grad, routing_grad_2E)
 
     def _router_loss(
-        self, routing_2E: Tensor, tokens: int, divisor: int, want_grad: bool
+        self, routing_2E: Tensor, tokens: int, of_tokens: int, want_grad: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The chunk's part of the microbatch's router loss and its gradient."""
-        factor = self.architecture.router_loss_coefficient * (tokens / divisor)
+        factor = self.architecture.router_loss_coefficient * (tokens / of_tokens)
         with torch.set_grad_enabled(want_grad):
             leaf_2E = routing_2E.detach().requires_grad_(want_grad)
             loss = router_loss(leaf_2E, tokens * self.architecture.num_sparse_layers, factor)
