@@ -29,7 +29,7 @@ def merge_all(plan: ModelPlan, swarm: Swarm, step: int) -> tuple[dict[tuple[int,
     """Every partition of every group from all members' slices, and the whole model's square-sum."""
     merged: dict[tuple[int, int], bytes] = {}
     total = 0
-    counted = plan.config.pipeline.microbatches
+    counted = plan.config.num_items
     for group in plan.layout.groups:
         found: dict[int, list[tuple[memoryview, int]]] = {}
         prints: dict[int, list[tuple[int, ...]]] = {}
@@ -75,9 +75,9 @@ def run_step(plan: ModelPlan, swarm: Swarm, step: int) -> float:
     for microbatch in range(plan.config.pipeline.microbatches):
         rows = tokens_of(100 * max(step, 0) + microbatch)
         run_item(plan, swarm[microbatch % len(swarm)], microbatch, rows, step=step)
-    counted = plan.config.pipeline.microbatches
+    counted = plan.config.num_items
     merged, squares = merge_all(plan, swarm, step)
-    norm, coefficient = norm_and_coefficient(squares, counted, plan.config.optimizer.clip_norm)
+    norm, coefficient = norm_and_coefficient(squares, counted, plan.config.merged_clip_norm)
     for member in swarm:
         for executor in member:
             merge = StageMerge(plan, executor.stage, executor.state)

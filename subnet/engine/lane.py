@@ -160,17 +160,23 @@ class Lane:
             )
         self.module.refresh()
 
+    def gradients(self) -> dict[str, Tensor]:
+        """By leaf the sum of the inner step's gradients so far: views of the buffer."""
+        return {
+            leaf: copy.view(copy.gradient, span).view(span.spec.shape)
+            for copy in self._copies
+            for leaf, span in zip(copy.leaves, copy.section.tensors, strict=True)
+        }
+
     def pseudo_gradient(self) -> dict[str, Tensor]:
         """By leaf what the round changed: the state's weights less the lane's. It is in the buffer of the gradient's sum."""
-        found: dict[str, Tensor] = {}
         with torch.no_grad():
             for copy in self._copies:
-                for leaf, span in zip(copy.leaves, copy.section.tensors, strict=True):
+                for span in copy.section.tensors:
                     before = self.state.weight(span.spec.name).reshape(-1)
-                    out = copy.view(copy.gradient, span)
-                    torch.sub(before, copy.view(copy.arrays["weight"], span), out=out)
-                    found[leaf] = out.view(span.spec.shape)
-        return found
+                    after = copy.view(copy.arrays["weight"], span)
+                    torch.sub(before, after, out=copy.view(copy.gradient, span))
+        return self.gradients()
 
 
 class Lanes:
