@@ -14,7 +14,7 @@ from subnet.timing import check_nesting
 
 def start_miner(settings: MinerSettings) -> int:
     check_nesting()
-    bound_heap()
+    bound_heap(computes=True)
     signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
     heartbeat = start_heartbeat(signer)
     try:
