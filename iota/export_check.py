@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM
 from iota.export_adapter import base_specs
 from subnet.errors import ConfigError, Corrupt
 from subnet.model.checkpoints import write_pretrained
+from subnet.model.own_code import MODULES
 from subnet.model.plan import ModelPlan
+from subnet.model.sequence_files import load_directory
 from subnet.model.stage import Boundary, StageModule, build_stage, prepare_torch
 from subnet.numerics.layout import TensorSpec
 
@@ -89,8 +91,20 @@ def staged_logits(plan: ModelPlan, read: Read, tokens_BL: Tensor) -> Tensor:
         return module.logits(given.hidden_BLH).float()
 
 
+def _plain_sequence(directory: Path, plan: ModelPlan, tokens_BL: Tensor) -> Tensor:
+    """Of a builder's own modules, one after the other."""
+    x = tokens_BL
+    bf16 = plan.config.precision.compute == "bf16"
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=False):
+        for module in load_directory(directory):
+            x = module(x).float()
+    return x
+
+
 def plain_logits(directory: Path, plan: ModelPlan, tokens_BL: Tensor, *, adapter: Path | None = None) -> Tensor:
     """The same of plain ``transformers``, in the run's precision; with an adapter, of ``peft``."""
+    if plan.model_config["model_type"] == MODULES:
+        return _plain_sequence(directory, plan, tokens_BL)
     model: Any = AutoModelForCausalLM.from_pretrained(
         directory, attn_implementation=plan.config.model.attention, dtype=torch.float32
     )

@@ -17,6 +17,7 @@ import msgspec
 
 from iota.entries import Before, ChainSettings, StoreSettings, settings_of
 from iota.onchain import metagraph_and_weights
+from iota.own_modules import CODE_FOLDER, keep_code
 from iota.ports import HOST, SwarmPorts, answers
 from iota.processes import ForkServer, ProcessFailed, failure_of
 from iota.remote import Remote
@@ -30,7 +31,7 @@ from subnet.policy.policy import SubnetPolicy
 from subnet.protocol.api import RunStatus, RunSummary
 from subnet.protocol.signing import Signer
 from subnet.run.config import RunConfig
-from subnet.run.runfile import config_to_toml
+from subnet.run.runfile import config_to_toml, load_run_file
 from subnet.store.signed_urls import load_or_create_secret
 from subnet.timing import Deadline
 from validator.settings import ValidatorSettings
@@ -50,6 +51,8 @@ class SwarmOptions:
     device: str = "auto"
     genesis: Genesis = DEFAULT_LOCAL_GENESIS
     """Its first subnet gets the swarm's owner, validator and miners."""
+    private: bool = False
+    """Its members run the builder's own modules (docs/models.md): the files that are submitted from this machine."""
     measure_costs: bool = True
     hardware_class: bool = True
     """The submitter reports the class of this machine, so that the first miner need not wait for a second's."""
@@ -167,6 +170,8 @@ class LocalSwarm:
             path.write_text(config_to_toml(run), encoding="utf-8")
         else:
             path = run.expanduser().absolute()
+        if self.options.private:
+            keep_code(load_run_file(path), self.directory)
         settings = SubmitSettings(
             run_file=path,
             work_dir=self.directory / "submissions",
@@ -326,6 +331,7 @@ class LocalSwarm:
             store_secret=self.directory / "store-secret",
             submitters=(self.owner().hotkey,),
             policy=options.policy,
+            private_code=self.directory / CODE_FOLDER if options.private else None,
             audit_memory_bytes=options.audit_memory_bytes,
             audit_disk_bytes=options.audit_disk_bytes,
         )
@@ -353,6 +359,7 @@ class LocalSwarm:
             directory=self.directory / "miners" / str(number),
             device=self.options.device,
             graph_memory_bytes=self.options.graph_memory_bytes,
+            private_code=self.directory / CODE_FOLDER if self.options.private else None,
         )
 
     def _request_miner(self) -> None:

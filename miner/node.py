@@ -38,6 +38,7 @@ from subnet.errors import NotFound
 from subnet.model.data import SampleOrder, decode_manifest
 from subnet.model.hardware_class import hardware_class
 from subnet.model.memory import boundary_bytes
+from subnet.model.own_code import CodeNotAllowed, check_code
 from subnet.model.plan import ModelPlan, ModelUnits
 from subnet.net.base import TransportLimits
 from subnet.net.border import listen
@@ -102,6 +103,9 @@ class MinerNode:
             logger.info("validator {} at {} leads run {}", found.hello.hotkey, found.client.base_url, run)
             try:
                 successor = await self._take_part_unless_lost(found.client, run)
+            except CodeNotAllowed as refused:
+                logger.error("takes no part in run {}: {}", run, refused)
+                successor = None
             finally:
                 self._client = None
                 await found.client.close()
@@ -133,6 +137,7 @@ class MinerNode:
         transport: StreamTransport[AnyPeerFrame] | None = None
         member: RunMember | None = None
         try:
+            check_code(planned.model_config)
             plan = plan_of(planned)
             threads = plan.config.precision.num_threads
             compute = ComputeThread(on_start=lambda: prepare_torch(threads), kind_of=kind_of)

@@ -65,6 +65,10 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
     download_bytes_per_s: float | None = None
     vram_bytes: int | None = None
     """Of the device's memory: what PyTorch may take of a CUDA device, what graphs may take on the CPU; None: no limit."""
+    allow_code: tuple[str, ...] = ()
+    """Files of builders' own modules that runs may name, each as FILE@HASH; nothing else of a builder's is ever run."""
+    private_code: Path | None = None
+    """Of a private swarm: a folder of such files, named by hash."""
     exit_when_finished: bool = False
     """End the process when the run has finished, instead of waiting for the next one."""
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from miner.heartbeat import start_heartbeat
 from miner.settings import MinerSettings
 from subnet.allocator import bound_heap
+from subnet.model.own_code import allow
 from subnet.protocol.signing import load_wallet
 from subnet.timing import check_nesting
 
 
 def start_miner(settings: MinerSettings) -> int:
     check_nesting()
+    allow(settings.allow_code, settings.private_code)
     bound_heap(computes=True)
     signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
     heartbeat = start_heartbeat(signer)

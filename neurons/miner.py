@@ -112,6 +112,14 @@ def build_parser() -> argparse.ArgumentParser:
         default=default.page_port,
         help="port of this miner's page, on this machine alone, such as 8192; 0 = no page",
     )
+    own.add_argument(
+        "--allow-code",
+        dest="allow_code",
+        action="append",
+        default=[],
+        metavar="FILE@HASH",
+        help="a Python file with modules that runs may name; it is run here, so read it first",
+    )
     own.add_argument("--exit_when_finished", action="store_true", help="end when the run has finished")
     return parser
 
@@ -149,6 +157,7 @@ def settings_from(flags: argparse.Namespace) -> MinerSettings:
         download_bytes_per_s=bytes_per_s(download, "--limit.download") if download is not None else None,
         vram_bytes=num_bytes(vram, "--limit.vram") if vram is not None else None,
         page_port=flags.page_port,
+        allow_code=tuple(flags.allow_code),
         exit_when_finished=flags.exit_when_finished,
     )
 

@@ -129,6 +129,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="after a run's end its cases can be fetched and run again for so long",
     )
     own.add_argument("--submitters", nargs="*", default=[], metavar="HOTKEY", help="hotkeys that may submit runs")
+    own.add_argument(
+        "--allow-code",
+        dest="allow_code",
+        action="append",
+        default=[],
+        metavar="FILE@HASH",
+        help="a Python file with modules that runs may name; it is run here, so read it first",
+    )
     own.add_argument("--weights.off", dest="weights_off", action="store_true", help="never set weights on the chain")
     return parser
 
@@ -167,6 +175,7 @@ def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
         store_credentials=flags.store_credentials,
         store_secret=Path(flags.store_secret).expanduser(),
         submitters=tuple(flags.submitters),
+        allow_code=tuple(flags.allow_code),
         set_weights=not flags.weights_off,
         policy=load_policy(flags.policy) if flags.policy is not None else None,
         ops_host=flags.ops_host,

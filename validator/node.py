@@ -16,6 +16,7 @@ from subnet.allocator import bound_heap
 from subnet.chain.base import Chain, Metagraph
 from subnet.chain.connect import connect_chain
 from subnet.errors import AuthFailed, Corrupt, InputError, IotaError, NotFound, Refusal
+from subnet.model.own_code import allow, check_code
 from subnet.net.border import Listener, listen
 from subnet.policy.policy import SubnetPolicy
 from subnet.protocol.api import ControlRequest, ExportInfo, RunStatus, RunSubmission, RunSummary
@@ -239,6 +240,7 @@ class ValidatorNode:
 
     async def submit(self, hotkey: str, submission: RunSubmission) -> RunSummary:
         self._require_submitter(hotkey)
+        check_code(submission.model_config)
         entry = self.registry.add(hotkey, submission)
         try:
             await put_run(self.store, entry.stored, deadline=Deadline.after(TIMEOUTS.http_request_s / 2))
@@ -391,6 +393,7 @@ async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
 def run_validator(settings: ValidatorSettings) -> int:
     """The whole process; returns its exit status."""
     check_nesting()
+    allow(settings.allow_code, settings.private_code)
     bound_heap()
     gc.set_threshold(*GC_THRESHOLDS)
     signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())

@@ -41,6 +41,10 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Names or ids of the runs to follow; empty: all of them."""
     submitters: tuple[str, ...] = ()
     """Hotkeys (ss58) that may submit runs; the validator's own always may."""
+    allow_code: tuple[str, ...] = ()
+    """Files of builders' own modules that runs may name, each as FILE@HASH; nothing else of a builder's is ever run."""
+    private_code: Path | None = None
+    """Of a private swarm: a folder of such files, named by hash."""
     set_weights: bool = True
     policy: SubnetPolicy | None = None
     """What the validator begins with at its first start; ``iota policy apply`` changes it. None: the default, or what there is."""

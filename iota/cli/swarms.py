@@ -56,13 +56,16 @@ def up(
         int, typer.Option(min=0, max=16, help="More validators, which follow the first one's journal and audit it.")
     ] = 0,
     plain: Annotated[bool | None, typer.Option("--plain/--live", help="Lines instead of the live view.")] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Take runs of your own modules: model.modules of the run file.")
+    ] = False,
 ) -> int:
     """A local swarm: chain, store, validator and miners, each a process of its own, until the run ends or Ctrl-C."""
     from iota.swarm import SwarmOptions, SwarmPorts
     from iota.upcommand import run_up
 
     ports = SwarmPorts(chain_port, store_port, validator_port)
-    options = SwarmOptions(ports=ports, device=device, spare_validators=followers)
+    options = SwarmOptions(ports=ports, device=device, spare_validators=followers, private=private)
     return run_up(
         directory,
         run_file,

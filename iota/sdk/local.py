@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 import iota
+from iota.own_modules import keep_code
 from iota.processes import ProcessFailed, failure_of, started_at
 from iota.sdk.calls import Calls
 from iota.sdk.swarm import Say, Swarm
@@ -59,7 +60,7 @@ def local(
         if options is not None:
             raise ConfigError("options don't apply to a detached swarm", hint="start one with: iota up")
         return DetachedSwarm(claim_directory(Path(directory or "iota-swarm")), miners, device)
-    chosen = options or SwarmOptions(device=device)
+    chosen = options or SwarmOptions(device=device, private=True)
     if directory is not None:
         return OwnSwarm(claim_directory(Path(directory)), miners, chosen, temporary=False)
     return OwnSwarm(Path(tempfile.mkdtemp(prefix="iota-swarm-")), miners, chosen, temporary=True)
@@ -214,6 +215,10 @@ class DetachedSwarm(Swarm):
         (self.directory / "up.json").unlink(missing_ok=True)
         self.close()
 
+    def _submit(self, path: Path, deadline: Deadline, say: Say) -> None:
+        keep_code(load_run_file(path), self.directory)
+        super()._submit(path, deadline, say)
+
     def detached_words(self, name: str) -> str:
         return (
             f'detached; run {name} and the swarm go on. Look again: iota.attach("{self.url}", "{name}");'
@@ -230,7 +235,8 @@ class DetachedSwarm(Swarm):
     def _start(self, miners: int, device: str) -> _Mark:
         root = str(Path(iota.__file__).resolve().parent.parent)
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        command = [sys.executable, "-P", "-m", "iota.cli.main", "up", "--stay", "--plain", "--miners", str(miners)]
+        command = [sys.executable, "-P", "-m", "iota.cli.main", "up", "--stay", "--plain", "--private"]
+        command += ["--miners", str(miners)]
         with (self.directory / "up.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, "--dir", str(self.directory), "--device", device],

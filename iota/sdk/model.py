@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from blake3 import blake3
 
 from iota.sdk.bars import without_bars
 from subnet.errors import ConfigError
+from subnet.model.own_code import MODULES, parse_name, trust
 from subnet.store.disk import full_disk_is_ours
 
 
@@ -28,6 +30,20 @@ class Model:
     directory: Path | None = None
     module: Any = None
     attention: str = "sdpa"
+    modules: str = ""
+
+    @staticmethod
+    def from_modules(build: str | Callable[..., Any], **arguments: Any) -> Model:
+        """A sequence of your own modules, for a private swarm (``iota.local``, ``iota up --private``).
+
+        ``build``: a function at the top of a Python file (or ``"path.py:name"``) that gives an ``nn.Embedding``, blocks that
+        keep (rows, positions, hidden), and an ``nn.Linear`` without bias; ``arguments`` are its keyword arguments. Miners run
+        that file by its hash, so it must be importable without its neighbours. Its draws make the initial weights.
+        """
+        name = build if isinstance(build, str) else _where(build)
+        found = parse_name(name)
+        trust(found.path)
+        return Model(config=arguments or None, modules=f"{found.path}:{found.function}")
 
     @staticmethod
     def from_config(config: Any, *, attention: str = "sdpa") -> Model:
@@ -67,13 +83,15 @@ class Model:
         if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
             raise ConfigError(
                 f"a {type(model).__name__} is no model of transformers",
-                hint="modules of your own can't be trained: give a transformers causal language model or config",
+                hint="give a transformers causal language model; Model.from_modules takes modules of your own",
             )
         return Model(module=model, attention=attention)
 
     @property
     def family(self) -> str:
         """``model_type`` of the config, "model" where it has none."""
+        if self.modules:
+            return MODULES
         if self.module is not None:
             return str(getattr(self.module.config, "model_type", "model"))
         config = _read(self.directory / "config.json") if self.directory is not None else self.config or {}
@@ -81,11 +99,23 @@ class Model:
 
     def section(self, directory: Path) -> dict[str, Any]:
         """``[model]``; a module's weights are written below ``directory``."""
+        if self.modules:
+            return {"modules": self.modules, **({} if self.config is None else {"config": dict(self.config)})}
         if self.module is not None:
             return {"pretrained": str(_saved(self.module, directory / "models")), "attention": self.attention}
         if self.directory is not None:
             return {"pretrained": str(self.directory), "attention": self.attention}
         return {"config": dict(self.config or {}), "attention": self.attention}
+
+
+def _where(build: Callable[..., Any]) -> str:
+    """``path.py:name`` of a function."""
+    name, file = getattr(build, "__qualname__", ""), inspect.getsourcefile(inspect.unwrap(build))
+    if not name.isidentifier() or file is None:
+        raise ConfigError(
+            f"{build!r} is no function at the top of a Python file", hint="save it in a file, not in a notebook's cell"
+        )
+    return f"{Path(file).absolute()}:{name}"
 
 
 def _read(path: Path) -> dict[str, Any]:

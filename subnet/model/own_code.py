@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +24,8 @@ LIMIT_CODE_BYTES = 1 << 20
 MODULES = "modules"
 """The ``model_type`` of a model that is a sequence of a builder's own modules."""
 VARIABLE = "IOTA_ALLOWED_CODE"
-"""Files and folders that this process and those it starts may run, separated as in PATH; set by :func:`allow` alone."""
+"""Files and folders that this process and those it starts may run, separated as in PATH. Miners and validators set it from their
+settings; commands of a builder (``iota run export``) take it as it is."""
 _HASH_LENGTH = 64
 
 
@@ -96,10 +97,11 @@ def _read(path: Path) -> bytes:
 def check_allowed(given: str) -> Path:
     """``FILE@HASH`` of ``--allow-code``: the file, if it has that hash; raises :class:`ConfigError`."""
     name, _, wanted = given.rpartition("@")
-    digits = len(wanted) == _HASH_LENGTH and set(wanted) <= set("0123456789abcdef")
-    if not name or not digits:
-        hint = "write FILE.py@HASH; iota data hash FILE.py says its hash" if not name else "a hash has 64 hex digits"
-        raise ConfigError(f"--allow-code {given} is not allowed", hint=hint)
+    if not name or len(wanted) != _HASH_LENGTH or not set(wanted) <= set("0123456789abcdef"):
+        found = hash_of(Path(given).expanduser()) if Path(given).expanduser().is_file() else "HASH"
+        raise ConfigError(
+            f"--allow-code {given} names no hash", hint=f"read the file, then allow it: --allow-code FILE.py@{found}"
+        )
     path = Path(name).expanduser().resolve()
     found = hash_of(path)
     if found != wanted:
@@ -115,6 +117,18 @@ def allow(files: Sequence[str] = (), folder: Path | None = None) -> None:
     if any(os.pathsep in path for path in paths):
         raise ConfigError(f"a path with {os.pathsep!r} can't be allowed", hint="move the file")
     os.environ[VARIABLE] = os.pathsep.join(paths)
+
+
+def trust(path: Path) -> None:
+    """A builder's own file, on the builder's own machine, may be run by this process and those it starts."""
+    known = [entry for entry in os.environ.get(VARIABLE, "").split(os.pathsep) if entry]
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*known, str(path.absolute())]))
+
+
+def check_code(model_config: Mapping[str, Any]) -> None:
+    """Raises :class:`CodeNotAllowed` where a run's model is of code that isn't allowed here."""
+    if model_config.get("model_type") == MODULES:
+        code_of(str(model_config.get("modules_hash")), str(model_config.get("modules")))
 
 
 def keep(path: Path, folder: Path) -> str:

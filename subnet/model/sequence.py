@@ -134,10 +134,10 @@ def check_modules(called: str, modules: Sequence[nn.Module]) -> tuple[nn.Embeddi
     if len(modules) < _FIRST:
         raise refuse(f"{len(modules)} modules", "an nn.Embedding, one block or more, an nn.Linear")
     embedding, head = modules[0], modules[-1]
-    plain = isinstance(embedding, nn.Embedding) and embedding.max_norm is None and not embedding.sparse
+    plain = isinstance(embedding, nn.Embedding) and not embedding.max_norm and not embedding.sparse
     if not isinstance(embedding, nn.Embedding) or not plain or embedding.scale_grad_by_freq:
         raise refuse("the first module is no plain nn.Embedding", "nn.Embedding(vocab_size, hidden_size)")
-    if not isinstance(head, nn.Linear) or head.bias is not None:
+    if not isinstance(head, nn.Linear) or isinstance(head.bias, Tensor):
         raise refuse("the last module is no nn.Linear without bias", "nn.Linear(hidden_size, vocab_size, bias=False)")
     if (head.out_features, head.in_features) != (embedding.num_embeddings, embedding.embedding_dim):
         raise refuse(
@@ -173,7 +173,7 @@ def check_behaviour(architecture: SequenceArchitecture, sequence_length: int) ->
     first = _through(called, modules, tokens_BL)
     first[-1].square().mean().backward()
     for number, module in enumerate(modules[1:-1], start=1):
-        idle = next((name for name, p in module.named_parameters() if p.grad is None), None)  # pyright: ignore[reportUnnecessaryComparison]
+        idle = next((name for name, p in module.named_parameters() if not isinstance(p.grad, Tensor)), None)
         if idle is not None:
             raise ConfigError(
                 f"model.modules: {called}: {idle} of module {number} got no gradient", hint="leave out what isn't used"
