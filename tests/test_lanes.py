@@ -20,6 +20,7 @@ from subnet.engine.stage_executor import BackwardResult, ItemFailed, PartialKey,
 from subnet.engine.stage_merge import StageMerge
 from subnet.engine.stage_state import StageState
 from subnet.errors import ConfigError, InputError
+from subnet.model.memory import Budgets, lane_bytes, stage_memory
 from subnet.model.plan import ModelPlan
 from subnet.model.snapshots import decode_manifest, kinds_of
 from subnet.numerics.state_arrays import OUTER_MOMENTUM
@@ -283,6 +284,19 @@ def test_a_snapshot_holds_the_outer_momentum_and_no_moments() -> None:
     plain = StageState(tiny_plan((0, 2)), 1)
     with pytest.raises(InputError, match="another optimizer"):
         plain.load(manifest, lambda ref: blobs[ref.hash])
+
+
+@pytest.mark.parametrize("optimizer", [OptimizerSection(), OptimizerSection(state_bits=8)])
+def test_the_plan_counts_what_a_lane_holds(optimizer: OptimizerSection) -> None:
+    for cuts, tied in [((0,), True), ((0, 2), False), ((0, 2), True)]:
+        plan = lane_plan(cuts, optimizer=optimizer, tie_word_embeddings=tied)
+        for executor in executors(plan):
+            assert executor.lane_bytes == 0
+            executor._lane(ItemKey(CALIBRATION_STEP, 0, executor.stage), 1)
+            assert executor.lane_bytes == lane_bytes(plan, executor.stage)
+            memory = stage_memory(plan, executor.stage, Budgets(replicas=1))
+            assert memory.size_of("lanes") == LANES * executor.lane_bytes
+            assert memory.size_of("moments") == 4 * sum(spec.num_elements for spec in executor.state.specs)
 
 
 def test_the_outer_step_is_torchs_nesterov() -> None:

@@ -7,7 +7,7 @@ are taken as a Llama layer of the same widths, experts as an MLP of the width th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from subnet.numerics.codes import RAW, coded_size, planes_of
 from subnet.numerics.layout import Section
 from subnet.numerics.packing import packed_size
 from subnet.numerics.slices import byte_width, sum_bits
+from subnet.numerics.state_arrays import ARRAYS, LIMIT_BEFORE, SCALES, inner_kinds, state_kinds
 
 TORCH_OVERHEAD_BYTES = 48 << 20
 HEAP_SLACK = 0.25
@@ -143,7 +144,8 @@ def graphs_in_flight(plan: ModelPlan, stage: int) -> int:
     """Microbatches whose graphs are alive at once: the last stage goes back on the spot, each one before it waits."""
     if plan.is_last(stage):
         return 1
-    return min(plan.num_stages - stage + 1, plan.config.pipeline.microbatches)
+    lanes = plan.config.num_items if plan.config.lanes.on else 1
+    return min(plan.num_stages - stage + 1, lanes * plan.config.pipeline.microbatches)
 
 
 def backward_work_bytes(plan: ModelPlan, stage: int) -> int:
@@ -179,6 +181,35 @@ def _leaf_elements(plan: ModelPlan, stage: int) -> int:
     tied = plan.units.tied
     twice = tied is not None and plan.num_stages == 1 and tied in trained
     return sum(spec.num_elements for spec in trained) + (tied.num_elements if twice and tied is not None else 0)
+
+
+def moment_bytes(plan: ModelPlan, stage: int, kinds: Iterable[str]) -> int:
+    """Bytes of these arrays of what the stage trains, weights and scales aside."""
+    moments = [ARRAYS[kind] for kind in kinds if kind not in ("weight", *SCALES, LIMIT_BEFORE)]
+    return sum(array.num_bytes(spec) for array in moments for spec in plan.trained_tensors[stage])
+
+
+def lane_bytes(plan: ModelPlan, stage: int) -> int:
+    """What one lane holds at a stage while it lives: its weights, their bf16 copies, moments, and a gradient; 0 without lanes.
+
+    A lone stage with tied embeddings has them twice.
+    """
+    if not plan.config.lanes.on:
+        return 0
+    trained = sum(spec.num_elements for spec in plan.trained_tensors[stage])
+    moments = moment_bytes(plan, stage, inner_kinds(plan.config))
+    tied = plan.units.tied
+    if tied is not None and plan.num_stages == 1 and tied in plan.trained_tensors[stage]:
+        trained += tied.num_elements
+        kinds = (ARRAYS[kind] for kind in inner_kinds(plan.config))
+        moments += sum(array.num_bytes(tied) for array in kinds)
+    return 8 * trained + moments + bf16_copy_bytes(plan, stage)
+
+
+def _lane_terms(plan: ModelPlan, stage: int, num_lanes: int) -> tuple[MemoryTerm, ...]:
+    """All lanes of a member may live at once; the buffers of one stay for the next round."""
+    one = lane_bytes(plan, stage)
+    return (MemoryTerm("lanes", num_lanes * one, "compute"), MemoryTerm("a lane's buffers", one, "merge"))
 
 
 def slice_bytes(plan: ModelPlan, section: Section, num_items: int) -> int:
@@ -271,7 +302,7 @@ def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) ->
     terms: tuple[MemoryTerm, ...] = (
         MemoryTerm("weights", 4 * held),
         MemoryTerm("bf16 copies", bf16_copy_bytes(plan, stage)),
-        MemoryTerm("moments", 8 * elements),
+        MemoryTerm("moments", moment_bytes(plan, stage, state_kinds(plan.config))),
         MemoryTerm("scales", (BYTES_PER_BLOCK_STATE + BYTES_PER_BLOCK_STEP) * blocks),
         MemoryTerm("accumulator", 4 * elements),
         MemoryTerm("boundary blobs", blobs),
@@ -286,6 +317,8 @@ def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) ->
         MemoryTerm("slices received", packed if given.replicas > 1 else 0, "merge"),
         MemoryTerm("merged slices", packed, "merge"),
     )
+    if plan.config.lanes.on:
+        terms = (*terms, *_lane_terms(plan, stage, -(-plan.config.num_items // given.replicas)))
     if plan.config.pipeline.update_delay:
         terms = (*terms, *_terms_ahead(terms, blocks))
     slack = int(HEAP_SLACK * StageMemory(stage, terms).peak_bytes)
