@@ -22,6 +22,10 @@ class LaneReference(Reference):
     def num_items(self) -> int:
         return self.config.lanes.count
 
+    def _chosen_qmax(self) -> int:
+        bits = self.config.lanes.pseudo_gradient_bits
+        return super()._chosen_qmax() if bits == 16 else 2 ** (bits - 1) - 1
+
     def clip_norm(self) -> float:
         return 0.0
 

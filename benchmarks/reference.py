@@ -94,12 +94,15 @@ class Reference:
         by_row = name in (EMBEDDING, HEAD) or len(shape) == 3 or (len(shape) == 2 and ".experts." in name)
         rows = shape[0] if by_row else 1
         pair = self.tied and name == EMBEDDING
-        qmax = self.config.merge.qmax or _default_qmax(self.num_items)
+        qmax = self.config.merge.qmax or self._chosen_qmax()
         empty = torch.empty(0)
         return Entry(
             name, shape, (EMBEDDING, HEAD) if pair else (name,), qmax // 2 if pair else qmax, rows,
             math.prod(shape) // rows, empty, empty, empty,
         )  # fmt: skip
+
+    def _chosen_qmax(self) -> int:
+        return _default_qmax(self.num_items)
 
     def initial_state(self) -> None:
         """Weights of §10, moments zero, no scales yet."""

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from model_cases import tiny_plan
+from model_cases import tiny_config, tiny_plan
 from test_stage_executor import executors
 from test_stage_merge import Swarm, merge_all, root_of
 from test_update_delay import streams
@@ -22,10 +22,12 @@ from subnet.engine.stage_state import StageState
 from subnet.errors import ConfigError, InputError
 from subnet.model.memory import Budgets, lane_bytes, stage_memory
 from subnet.model.plan import ModelPlan
+from subnet.model.registry import load_architecture, plan_model
 from subnet.model.snapshots import decode_manifest, kinds_of
 from subnet.numerics.state_arrays import OUTER_MOMENTUM
 from subnet.run.config import EvaluationSection, LanesSection, OptimizerSection, PipelineSection, RunConfig
 from subnet.run.schedule import Terms, bits_fp32, fp32_bits, inner_scalars, norm_and_coefficient, step_scalars
+from subnet.run.trainable import TrainableSection
 from subnet.words import CALIBRATION_STEP, ItemKey
 
 LANES, STEPS, EACH = 2, 3, 2
@@ -135,6 +137,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bf16": {"cuts": (0, 2), "compute": "bf16"},
     "coded boundaries": {"cuts": (0, 2), "code": "int8"},
     "clipped": {"cuts": (0, 2), "lanes": {"inner_clip_norm": 0.05}},
+    "4 bits": {"cuts": (0, 2), "lanes": {"pseudo_gradient_bits": 4}},
     "muon": {"cuts": (0, 2), "optimizer": OptimizerSection(kind="muon", learning_rate=5e-3)},
     "8-bit moments": {"cuts": (0, 2), "optimizer": OptimizerSection(state_bits=8, learning_rate=5e-3)},
 }
@@ -299,6 +302,24 @@ def test_the_plan_counts_what_a_lane_holds(optimizer: OptimizerSection) -> None:
             assert memory.size_of("moments") == 4 * sum(spec.num_elements for spec in executor.state.specs)
 
 
+def test_adapters_are_trained_in_lanes_and_nothing_else() -> None:
+    roots = set[bytes]()
+    for cuts in [(0,), (0, 2)]:
+        base = lane_plan(cuts)
+        config = msgspec.structs.replace(base.config, trainable=TrainableSection("lora", targets=("q_proj",), rank=2))
+        plan = plan_model(config, load_architecture(tiny_config()), cuts)
+        swarm = [executors(plan)]
+        before = {s.name: e.state.weight(s.name).clone() for e in swarm[0] for s in e.state.specs}
+        for step in (-1, 0):
+            run_round(plan, swarm, step)
+        after = {s.name: e.state.weight(s.name) for e in swarm[0] for s in e.state.specs}
+        changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+        assert changed == {name for name in after if ".lora_" in name}
+        assert changed
+        roots.add(root_of(plan, swarm[0]))
+    assert len(roots) == 1
+
+
 def test_the_outer_step_is_torchs_nesterov() -> None:
     plan = lane_plan()
     reference = a_reference(plan)
@@ -338,6 +359,7 @@ def test_inner_rates_follow_the_schedule_and_the_owners_terms() -> None:
         ({"outer_learning_rate": 0.0}, "lanes.outer_learning_rate"),
         ({"outer_momentum": 1.0}, "lanes.outer_momentum"),
         ({"inner_clip_norm": -1.0}, "lanes.inner_clip_norm"),
+        ({"pseudo_gradient_bits": 2}, "lanes.pseudo_gradient_bits"),
     ],
 )
 def test_wrong_lanes_are_refused(lanes: dict[str, Any], message: str) -> None:
@@ -353,4 +375,6 @@ def test_lanes_dont_go_with_a_delay_and_bound_the_sums_by_their_number() -> None
         msgspec.structs.replace(config, pipeline=PipelineSection(microbatches=2, update_delay=1))
     many = RunConfig(config.run, config.model, pipeline=PipelineSection(microbatches=2**14), lanes=LanesSection(2, 1))
     assert many.qmax == 1023
+    assert RunConfig(config.run, config.model, lanes=LanesSection(4, 5, pseudo_gradient_bits=8)).qmax == 127
+    assert RunConfig(config.run, config.model, lanes=LanesSection(pseudo_gradient_bits=8)).qmax == 1023
     assert many.num_items == 2

@@ -77,6 +77,8 @@ def gradient_failure(item: ItemKey, grads: Mapping[str, Tensor]) -> ItemFailed:
 
 def check_gradients(item: ItemKey, grads: Mapping[str, Tensor]) -> None:
     """Raises where :func:`~subnet.numerics.fixed_point.add_item_to_sections` would refuse the gradients."""
+    if not grads:
+        return
     highest = torch.stack([torch.stack(grad.aminmax()).abs().amax() for grad in grads.values()])
     if not bool(torch.isfinite(highest).all()):
         raise gradient_failure(item, grads)

@@ -330,7 +330,7 @@ class RunConfig(_Section, frozen=True):
     @property
     def qmax(self) -> int:
         """The bound of one microbatch's integers, chosen where the file says 0."""
-        return self.merge.qmax or default_qmax(self.num_items)
+        return self.merge.qmax or (self.lanes.on and self.lanes.qmax) or default_qmax(self.num_items)
 
     @property
     def num_evaluation_items(self) -> int:

@@ -18,6 +18,9 @@ class LanesSection(Section, frozen=True):
     inner_clip_norm: float = 0.0
     """Norm to which each tensor's gradient is clipped in an inner step; 0 switches it off. (``optimizer.clip_norm`` is of
     the whole model's gradient, which no stage knows between two merges: it doesn't apply.)"""
+    pseudo_gradient_bits: int = 16
+    """Bits of one lane's integers: 16 (as without lanes, at least 11 are used), 8 or 4. Fewer bytes, coarser; pack them
+    with ``merge.packing`` ``bits``. ``merge.qmax`` goes before."""
 
     def __post_init__(self) -> None:
         check(1 <= self.count <= 1024, "lanes.count", self.count, "1 to 1024")
@@ -26,6 +29,14 @@ class LanesSection(Section, frozen=True):
         check(0 < rate <= 10, "lanes.outer_learning_rate", rate, "above 0, at most 10")
         check(0 <= self.outer_momentum < 1, "lanes.outer_momentum", self.outer_momentum, "0 to below 1")
         check(0 <= self.inner_clip_norm <= 1e6, "lanes.inner_clip_norm", self.inner_clip_norm, "0 (off) to 1e6")
+
+        bits = self.pseudo_gradient_bits
+        check(bits in (4, 8, 16), "lanes.pseudo_gradient_bits", bits, "4, 8, 16")
+
+    @property
+    def qmax(self) -> int:
+        """The bound of one lane's integers; 0: as without lanes."""
+        return {4: 7, 8: 127}.get(self.pseudo_gradient_bits, 0)
 
     @property
     def on(self) -> bool:
