@@ -20,6 +20,7 @@ from iota.corpus import Piece, Split, Survey, read_pieces, survey
 from iota.dialogues import OPEN_ROWS, DialogueCounts, DialogueReader, RowPacker, split_of, survey_dialogues
 from iota.shards import ShardWriter
 from iota.tokenizer import RunTokenizer
+from subnet.errors import ConfigError
 from subnet.model.data import DataManifest, Domain, encode_manifest
 from subnet.model.token_bits import STARTS
 from subnet.words import BlobHash
@@ -156,6 +157,11 @@ def _write_dialogues(streams: Streams, job: Job, split: Split, tokenizer: RunTok
         if writer.num_tokens:
             streams.add(len(job.by_source) - 1, last, holdout=bool(holdout))
     report.num_tokens, report.words = streams.writers[0].num_tokens, counts.words()
+    if not counts.rows:
+        raise ConfigError(
+            f"no dialogue has an answer within a row of {job.dialogues.length} tokens ({counts.words()})",
+            hint="raise data.sequence_length",
+        )
 
 
 def write_all(directory: Path, job: Job, split: Split, tokenizer: RunTokenizer, report: Report) -> DataManifest:
