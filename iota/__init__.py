@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from iota.sdk.run import Run
     from iota.sdk.settings import AdamW, Constant, Cosine, Pretrain
     from iota.sdk.swarm import DataIsVisible, Swarm, attach, connect
+    from iota.sdk.tuning import SFT, Layers, LoRA
 
 _HOMES = {
     "callbacks": ("Callback", "ProgressBar", "TensorBoard", "WandB"),
@@ -35,10 +36,12 @@ _HOMES = {
     "run": ("Run",),
     "settings": ("AdamW", "Constant", "Cosine", "Pretrain"),
     "swarm": ("DataIsVisible", "Swarm", "attach", "connect"),
+    "tuning": ("SFT", "Layers", "LoRA"),
 }
 _MODULE_OF = {name: f"iota.sdk.{module}" for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "SFT",
     "AdamW",
     "Callback",
     "Constant",
@@ -47,6 +50,8 @@ __all__ = [
     "DataIsVisible",
     "Disruption",
     "Evaluation",
+    "Layers",
+    "LoRA",
     "Model",
     "Pretrain",
     "ProgressBar",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -34,20 +34,34 @@ class Data:
     """
 
     files: tuple[Path, ...] = ()
-    texts: Iterable[str] | None = None
+    texts: Iterable[str | Mapping[str, Any]] | None = None
     tokenizer: Any = None
     holdout_fraction: float = 0.05
+    weights: tuple[float, ...] = ()
 
     @staticmethod
-    def from_files(*patterns: str | Path, tokenizer: Any = None, holdout_fraction: float = 0.05) -> Data:
+    def from_files(
+        *patterns: str | Path, tokenizer: Any = None, holdout_fraction: float = 0.05, weights: Sequence[float] = ()
+    ) -> Data:
         """Text files, JSONL with a field ``text``, directories of them, a directory of ``iota data prepare``, or globs.
 
-        Raises ConfigError where a pattern matches nothing.
+        ``weights``: each file's (or directory's) share of the training rows. Raises ConfigError where a pattern matches
+        nothing.
         """
         if not patterns:
             raise ConfigError("no files are named", hint='for example iota.Data.from_files("books/*.txt")')
         files = tuple(path for pattern in patterns for path in _matching(str(pattern)))
-        return Data(files=files, tokenizer=tokenizer, holdout_fraction=holdout_fraction)
+        return Data(files=files, tokenizer=tokenizer, holdout_fraction=holdout_fraction, weights=tuple(weights))
+
+    @staticmethod
+    def from_dialogues(
+        dialogues: Iterable[Mapping[str, Any]], *, tokenizer: Any = None, holdout_fraction: float = 0.05
+    ) -> Data:
+        """For :class:`iota.SFT`: each ``{"messages": [...]}``, or ``{"prompt": ..., "answer": ...}``.
+
+        ``tokenizer``: the directory of one with a chat template; None: that of the pretrained directory.
+        """
+        return Data(texts=dialogues, tokenizer=tokenizer, holdout_fraction=holdout_fraction)
 
     @staticmethod
     def from_datasets(
@@ -88,6 +102,8 @@ class Data:
             "sources": [str(source) for source in sources],
             "holdout_fraction": self.holdout_fraction,
         }
+        if self.weights:
+            section["weights"] = list(self.weights)
         if self.tokenizer is not None:
             section["tokenizer"] = str(_tokenizer_file(self.tokenizer, directory / "tokenizers"))
         return section
@@ -131,8 +147,8 @@ def _matching(pattern: str) -> list[Path]:
     return found
 
 
-def _write_texts(texts: Iterable[str], directory: Path) -> Path:
-    """The texts as one JSONL file named by its hash."""
+def _write_texts(texts: Iterable[str | Mapping[str, Any]], directory: Path) -> Path:
+    """The texts (or dialogues) as one JSONL file named by its hash."""
     encode, digest, num_documents = msgspec.json.encode, blake3(), 0
     with full_disk_is_ours(str(directory)):
         directory.mkdir(parents=True, exist_ok=True)
@@ -141,11 +157,11 @@ def _write_texts(texts: Iterable[str], directory: Path) -> Path:
         try:
             with os.fdopen(handle, "wb") as stream:
                 for number, text in enumerate(texts):
-                    if not isinstance(text, str):
+                    if not isinstance(text, str | Mapping):
                         raise ConfigError(
                             f"document {number} is a {type(text).__name__}", hint="every document is a text (str)"
                         )
-                    line = encode({"text": text}) + b"\n"
+                    line = encode({"text": text} if isinstance(text, str) else dict(text)) + b"\n"
                     digest.update(line)
                     stream.write(line)
                     num_documents += 1

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from iota.sdk.tuning import SFT, Layers, LoRA
 from subnet.errors import ConfigError
 from subnet.run.config import RunConfig
 from subnet.run.runfile import run_of_table
@@ -89,10 +90,11 @@ def make_config(
     stages: int,
     model: Section,
     data: Section,
-    objective: Pretrain | Section,
+    objective: Pretrain | SFT | Section,
     optimizer: AdamW | Section,
     schedule: Cosine | Constant | Section,
     sections: Mapping[str, Section],
+    trainable: LoRA | Layers | Section | None = None,
 ) -> RunConfig:
     """The run of these settings; ``sections`` come last and override. Raises ConfigError as for a run file."""
     wanted_steps = steps if steps is not None else getattr(schedule, "steps", None)
@@ -103,11 +105,13 @@ def make_config(
         "model": dict(model),
         "data": dict(data),
         "pipeline": {"stages": stages},
-        "objective": {} if isinstance(objective, Pretrain) else dict(objective),
+        "objective": {} if isinstance(objective, Pretrain | SFT) else dict(objective),
         "optimizer": optimizer.section() if isinstance(optimizer, AdamW) else dict(optimizer),
         "schedule": schedule.section() if isinstance(schedule, Cosine | Constant) else dict(schedule),
     }
-    more = objective.tables() if isinstance(objective, Pretrain) else {}
+    if trainable is not None:
+        table["trainable"] = trainable.section() if isinstance(trainable, LoRA | Layers) else dict(trainable)
+    more = objective.tables() if isinstance(objective, Pretrain | SFT) else {}
     for section, values in (*more.items(), *sections.items()):
         if not isinstance(values, Mapping):
             raise ConfigError(

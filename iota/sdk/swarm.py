@@ -17,6 +17,7 @@ from iota.sdk.data import Data
 from iota.sdk.model import Model
 from iota.sdk.run import CALL_S, Run
 from iota.sdk.settings import AdamW, Constant, Cosine, Pretrain, Section, make_config
+from iota.sdk.tuning import SFT, Layers, LoRA
 from subnet.errors import NotFound
 from subnet.protocol.api import RunSummary
 from subnet.protocol.signing import Signer, load_wallet
@@ -97,7 +98,7 @@ class Swarm:
         self,
         model: Model,
         data: Data,
-        objective: Pretrain | Section = Pretrain(),
+        objective: Pretrain | SFT | Section = Pretrain(),
         optimizer: AdamW | Section = AdamW(),
         schedule: Cosine | Constant | Section = Cosine(),
         *,
@@ -105,13 +106,15 @@ class Swarm:
         steps: int | None = None,
         name: str | None = None,
         seed: int = 0,
+        trainable: LoRA | Layers | Section | None = None,
         callbacks: Sequence[Callback] = (),
         timeout_s: float = SUBMIT_S,
         **sections: Section,
     ) -> Run:
         """Prepare the data, draw (or read) the weights, put both into the store, start or queue the run.
 
-        ``stages``: pieces the model is cut into, each on its own miners. ``sections``: any section of a run file with its
+        ``stages``: pieces the model is cut into, each on its own miners. ``trainable``: what is trained, where not all
+        is. ``sections``: any section of a run file with its
         keys, for example ``precision={"compute": "bf16"}``. Raises ConfigError for what can't be, Refused where the
         validator says no, DeadlinePassed after ``timeout_s``. ``callbacks`` are called while the run is iterated.
         """
@@ -126,6 +129,7 @@ class Swarm:
             optimizer=optimizer,
             schedule=schedule,
             sections=sections,
+            trainable=trainable,
         )
         return self.submit(config, callbacks=callbacks, timeout_s=timeout_s)
 
