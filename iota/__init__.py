@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from iota.sdk.model import Model
     from iota.sdk.report import Disruption, Evaluation, StepReport
     from iota.sdk.run import Run
-    from iota.sdk.settings import AdamW, Constant, Cosine, Pretrain
+    from iota.sdk.settings import WSD, AdamW, Constant, Cosine, Linear, Muon, Pretrain
     from iota.sdk.swarm import DataIsVisible, Swarm, attach, connect
     from iota.sdk.tuning import SFT, Layers, LoRA
 
@@ -34,7 +34,7 @@ _HOMES = {
     "model": ("Model",),
     "report": ("Disruption", "Evaluation", "StepReport"),
     "run": ("Run",),
-    "settings": ("AdamW", "Constant", "Cosine", "Pretrain"),
+    "settings": ("AdamW", "Constant", "Cosine", "Linear", "Muon", "Pretrain", "WSD"),
     "swarm": ("DataIsVisible", "Swarm", "attach", "connect"),
     "tuning": ("SFT", "Layers", "LoRA"),
 }
@@ -42,6 +42,7 @@ _MODULE_OF = {name: f"iota.sdk.{module}" for module, names in _HOMES.items() for
 
 __all__ = [
     "SFT",
+    "WSD",
     "AdamW",
     "Callback",
     "Constant",
@@ -51,8 +52,10 @@ __all__ = [
     "Disruption",
     "Evaluation",
     "Layers",
+    "Linear",
     "LoRA",
     "Model",
+    "Muon",
     "Pretrain",
     "ProgressBar",
     "Run",

@@ -13,7 +13,6 @@ from rich.table import Table
 from subnet.errors import ConfigError
 from subnet.model.data import ROW_GROUP_BYTES
 from subnet.model.memory import (
-    BYTES_PER_BLOCK_STATE,
     Budgets,
     StageMemory,
     boundary_bytes,
@@ -27,6 +26,7 @@ from subnet.model.plan import ModelPlan
 from subnet.model.registry import check_run, load_architecture, plan_model
 from subnet.model.unit_costs import measure_unit_costs as _measure
 from subnet.numerics.codes import RAW
+from subnet.numerics.state_arrays import ARRAYS, state_kinds
 from subnet.run.audits import evidence_steps
 from subnet.run.config import RunConfig
 from validator.stage_plan import plan_cuts, stage_costs
@@ -196,7 +196,7 @@ def make_plan(
 def snapshot_bytes(plan: ModelPlan) -> int:
     """Weights, moments and scales of the whole model."""
     trained = (spec for spec in plan.canonical if plan.is_trainable(spec.name))
-    return sum(12 * spec.num_elements + BYTES_PER_BLOCK_STATE * spec.num_blocks for spec in trained)
+    return sum(ARRAYS[kind].num_bytes(spec) for spec in trained for kind in state_kinds(plan.config))
 
 
 def stage_wire(plan: ModelPlan, stage: int, replicas: Sequence[int]) -> StageWire:
@@ -214,7 +214,8 @@ def stage_wire(plan: ModelPlan, stage: int, replicas: Sequence[int]) -> StageWir
         slices += size * (holders - 1) / holders
         merged_up += size / holders
         merged_down += size * (holders - 1) / holders
-        state = 12 * section.num_elements + BYTES_PER_BLOCK_STATE * section.num_blocks
+        kinds = state_kinds(plan.config)
+        state = sum(ARRAYS[kind].num_bytes(span.spec) for span in section.tensors for kind in kinds)
         snapshot += state / holders / config.snapshot.every_steps
     return StageWire(
         boundaries_up=boundaries,

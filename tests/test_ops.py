@@ -50,6 +50,7 @@ BROKEN = {
     "disk_low": {"disk_free_bytes": 9 << 30},
     "event_loop": {"loop_lag_s": 6.0},
     "no_term": {"may_speak": False, "run": SUMMARY},
+    "spike": {"run": SUMMARY, "spikes": ("step 3: loss 9 is 3 times the median of 50 steps",)},
     "stalled": {"run": msgspec.structs.replace(SUMMARY, state="stalled", stall=STALL)},
     "follow": {"leads": False, "follow_troubles": ("run whale: segment 3 isn't signed by its leader",)},
 }

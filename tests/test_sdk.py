@@ -19,6 +19,7 @@ import iota
 from iota.sdk.calls import Calls
 from iota.sdk.report import Disruption, Evaluation, Reader, StepReport, disruption_of, new_lines
 from iota.sdk.settings import make_config
+from iota.words import length_argument, rate_argument
 from subnet.errors import ConfigError, NotFound, Refusal, Refused, Unreachable
 from subnet.protocol.api import RunStatus, RunSummary, StepView
 from subnet.run.config import RunConfig
@@ -328,3 +329,22 @@ def test_a_validator_that_does_not_answer_is_said_at_once() -> None:
 def test_a_detached_swarm_takes_no_options_and_miners_are_counted() -> None:
     with pytest.raises(ConfigError, match="allowed: 1 to 200"):
         iota.local(miners=0)
+
+
+def test_other_optimizers_and_schedules_become_the_run_files() -> None:
+    muon = config_of(optimizer=iota.Muon(lr=4e-3, momentum=0.9), schedule=iota.WSD(steps=50, decay_fraction=0.4))
+    assert (muon.optimizer.kind, muon.optimizer.learning_rate, muon.optimizer.momentum) == ("muon", 4e-3, 0.9)
+    assert (muon.schedule.kind, muon.schedule.decay_fraction, muon.schedule.final_fraction) == ("wsd", 0.4, 0.0)
+    eight = config_of(optimizer=iota.AdamW(state_bits=8, decay_embeddings=False), schedule=iota.Linear(steps=9))
+    assert (eight.optimizer.state_bits, eight.optimizer.decay_embeddings) == (8, False)
+    assert (eight.schedule.kind, eight.run.steps) == ("linear", 9)
+
+
+def test_what_is_no_learning_rate_or_length_is_refused_before_anybody_is_asked() -> None:
+    assert (rate_argument(0.5, None), rate_argument(None, 2e-4)) == ("factor 0.5", "value 0.0002")
+    assert (length_argument(9, keep_schedule=False), length_argument(9, keep_schedule=True)) == ("9", "9 keep")
+    for factor, value in ((None, None), (1.0, 1.0), (0.0, None), (None, float("nan"))):
+        with pytest.raises(ConfigError):
+            rate_argument(factor, value)
+    with pytest.raises(ConfigError):
+        length_argument(0, keep_schedule=False)

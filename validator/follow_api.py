@@ -158,6 +158,7 @@ def status_of(node: FollowerNode, name: str | None, num_steps: int) -> FollowerS
         store_bytes=0,
         weights=node.side.weights_said,
         final_holdout_loss=history.final_holdout,
+        final_holdout_items=history.final_items,
         followed=tuple(view_of(node, one) for one in runs),
         breaches=tuple(run.breaches.items[-MAX_BREACHES:]),
         num_breaches=dict(sum((run.counts for run in runs), Counter[str]())),

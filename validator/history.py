@@ -89,6 +89,7 @@ class _Dump(msgspec.Struct, frozen=True, array_like=True):
     open_step: int = CALIBRATION_STEP
     rates: dict[int, float | None] = {}
     alarms: AlarmsSection = AlarmsSection()
+    final_items: tuple[float, ...] = ()
 
 
 _dump_decoder = msgspec.msgpack.Decoder(_Dump)
@@ -100,6 +101,7 @@ class History:
         self.lines: deque[str] = deque(maxlen=MAX_LINES)
         self.num_merges = self.num_voids = self.num_gone = self.num_joined = 0
         self.final_holdout: float | None = None
+        self.final_items: tuple[float, ...] = ()
         self.root: str | None = None
         self.marks: deque[Mark] = deque(maxlen=MAX_MARKS)
         self.num_marks = 0
@@ -128,6 +130,7 @@ class History:
                 self._open_step,
                 self._rates,
                 self._alarms,
+                self.final_items,
             )
         )
 
@@ -143,6 +146,7 @@ class History:
         history.marks.extend(found.marks)
         history.num_marks, history._open_step = found.num_marks, found.open_step
         history._rates, history._alarms = found.rates, found.alarms
+        history.final_items = found.final_items
         return history
 
     def fold(self, record: Record) -> None:
@@ -176,6 +180,7 @@ class History:
                 self.num_gone += 1
             case RunFinished():
                 self.root, self.final_holdout = event.root, mean_loss(event.evaluation)
+                self.final_items = tuple(map(bits_fp32, event.evaluation))
             case _:
                 pass
         self._mark(record)
@@ -189,7 +194,8 @@ class History:
         before = list(islice(reversed(self.steps), self._alarms.window_steps))
         alarm = spike(self._alarms, [s.loss for s in before], [s.norm for s in before], loss, norm)
         holdout, rate = mean_loss(event.evaluation), self._rates.get(event.step)
-        self.steps.append(StepView(event.step, loss, norm, event.tokens, seconds, holdout, rate, alarm))
+        items = tuple(map(bits_fp32, event.evaluation))
+        self.steps.append(StepView(event.step, loss, norm, event.tokens, seconds, holdout, rate, alarm, items))
         if alarm:
             self._note(Mark(event.step, time_ns, "alarm", "", alarm))
             stamp = time.strftime("%H:%M:%S", time.localtime(time_ns / 1e9))

@@ -72,6 +72,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     facts: RunFacts
     tokens_per_s: float
+    mfu: float | None
+    """Useful FLOPs by what all members' devices could do, as they say; None where that isn't known."""
     num_merges: int
     num_voids: int
     num_gone: int
@@ -106,6 +108,10 @@ class RunSight(Protocol):
     def state(self) -> RunState | None: ...
 
     def status(self) -> RunStatus: ...
+
+    def peak_flops_per_s(self) -> float | None:
+        """What all members' devices could do together, as they say; None where that isn't known."""
+        ...
 
     def merges(self) -> tuple[MergeLine, ...]: ...
 
@@ -143,6 +149,9 @@ class ActiveSight:
 
     def status(self) -> RunStatus:
         return self.session.status(0, weights=self.weights, place=self.place)
+
+    def peak_flops_per_s(self) -> float | None:
+        return self.session.peak_flops_per_s()
 
     def merges(self) -> tuple[MergeLine, ...]:
         return self.session.merges.lines()
@@ -193,7 +202,11 @@ class StoredSight:
             journal_head=self.head,
             store_bytes=0,
             final_holdout_loss=found.final_holdout,
+            final_holdout_items=found.final_items,
         )
+
+    def peak_flops_per_s(self) -> float | None:
+        return None
 
     def merges(self) -> tuple[MergeLine, ...]:
         return self.merge_lines.lines()
@@ -208,9 +221,9 @@ class StoredSight:
 
 def read_finished(entry: RunEntry, clock: Clock) -> StoredSight:
     """From the run's journal. Blocks as long as that takes to read: not on the event loop."""
-    if not entry.journal_path.exists():
+    if not entry.has_journal:
         raise NotFound(f"run {entry.name} has no journal here", hint="was its directory moved away?")
-    journal = JournalStore(entry.journal_path)
+    journal = JournalStore(entry.journal(), read_only=True)
     try:
         history, state, merges = _history_of(journal.copy), journal.start_state(), MergeLines()
         for record in journal.replay():
@@ -246,6 +259,7 @@ def overview_of(sight: RunSight) -> Overview:
         time_s=status.time_ns / 1e9,
         facts=sight.facts,
         tokens_per_s=round(status.tokens_per_s, 1),
+        mfu=_mfu(status.tokens_per_s * sight.facts.flops_per_token, sight.peak_flops_per_s()),
         num_merges=status.num_merges,
         num_voids=status.num_voids,
         num_gone=status.num_gone,
@@ -262,6 +276,10 @@ def overview_of(sight: RunSight) -> Overview:
         notes=status.events[-NUM_NOTES:],
         members=tuple(_row(member, next_step) for member in status.members),
     )
+
+
+def _mfu(flops_per_s: float, peak_flops_per_s: float | None) -> float | None:
+    return None if not peak_flops_per_s else float(f"{flops_per_s / peak_flops_per_s:.3g}")
 
 
 def _without_path(summary: RunSummary) -> RunSummary:

@@ -16,9 +16,9 @@ from validator.run_registry import RunEntry
 
 def finished_state(entry: RunEntry) -> RunState:
     """The fold of a run that isn't active; :class:`NotFound` if it never was. Reads the whole journal: not on the loop."""
-    if not entry.journal_path.exists():
+    if not entry.has_journal:
         raise NotFound(f"run {entry.name} has not begun", hint="see iota run list for its place in the queue")
-    journal = JournalStore(entry.journal_path)
+    journal = JournalStore(entry.journal(), read_only=True)
     try:
         state = journal.start_state()
         for record in journal.replay():
@@ -60,19 +60,32 @@ def export_info(entry: RunEntry, state: RunState, step: int | None) -> ExportInf
             found, states = [], _states(entry, state, wanted)
             break
         found.append(StageSnapshot(stage, snapshot.manifest, snapshot.root, snapshot.verified))
-    submission, finished = entry.stored.submission, state.finished
-    return ExportInfo(
+    finished = state.finished
+    return msgspec.structs.replace(
+        plan_info(entry, state),
         step=wanted,
+        snapshots=tuple(found),
+        run_root=finished.root if finished is not None and wanted == state.next_step else None,
+        states=states,
+    )
+
+
+def plan_info(entry: RunEntry, state: RunState | None) -> ExportInfo:
+    """The run as its members compute it, without a state: of a queued run (None) and of one that has just begun as well."""
+    submission = entry.stored.submission
+    hardware_class = state.hardware_class if state is not None else None
+    return ExportInfo(
+        step=-1 if state is None else state.next_step,
         model_config=submission.model_config,
         config=msgspec.msgpack.encode(entry.config),
         tokenizer=submission.tokenizer,
-        snapshots=tuple(found),
-        run_root=finished.root if finished is not None and wanted == state.next_step else None,
+        snapshots=(),
+        run_root=None,
         unit_tensors=submission.unit_tensors,
         unit_flops_per_token=submission.unit_flops_per_token,
         tied=submission.tied,
         cuts=entry.plan.cuts,
-        hardware_class=None if state.hardware_class is None else state.hardware_class.hashes,
+        hardware_class=None if hardware_class is None else hardware_class.hashes,
         carried=submission.carried,
-        states=states,
+        data=submission.data,
     )

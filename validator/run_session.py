@@ -9,17 +9,19 @@ import msgspec
 from loguru import logger
 
 from subnet.chain.base import Metagraph
-from subnet.errors import IotaError
+from subnet.errors import Busy, IotaError
 from subnet.policy.policy import SubnetPolicy
 from subnet.protocol import wire
 from subnet.protocol.api import MemberView, RunStatus, RunSummary, StoreCosts
-from subnet.protocol.messages import SIGNED_CLAIMS, Report
+from subnet.protocol.messages import SIGNED_CLAIMS, Heartbeat, Report
 from subnet.run.events import Record, RunControlled, StageSealed, StepSealed, WindowAudited, WindowClosed
 from subnet.run.state import RunState, end_step, works
+from subnet.words import Member
 from validator.audit_cases import CaseShelf
 from validator.audit_watch import AuditWatch
 from validator.coordinator import Coordinator
 from validator.decide import waiting_for
+from validator.inbox import Inbox
 from validator.intake import back_off_left
 from validator.journal_store import JournalStore
 from validator.log_publisher import LogPublisher
@@ -39,12 +41,16 @@ if TYPE_CHECKING:
     from validator.node import ValidatorNode
 
 TIDY_EVERY_S = 30.0
+MOST_WAITING = 20_000
+"""Claims that wait while the journal can't be written."""
+MAX_PEAK_FLOPS = 1e18
+"""More than any device has: who says more is not believed."""
 
 
 class RunSession:
     def __init__(self, entry: RunEntry, node: ValidatorNode) -> None:
         self.entry, self._node = entry, node
-        self.journal = JournalStore(entry.journal_path)
+        self.journal = JournalStore(entry.journal_to_lead())
         publisher = LogPublisher(entry.stored.run_id, self.journal, node.store, node.signer, node.clock)
         self.audits = SessionAudits(
             entry.stored.run_id, entry.config, node.store, self.journal, entry.directory / "audits", node.settings
@@ -53,7 +59,8 @@ class RunSession:
         self.book = node.scores.begin(entry.stored.run_id)
         self._projection, self.merges = SessionProjection(self.book), MergeLines()
         self._tidy = asyncio.Event()
-        self.clock = PresentClock(node.clock)
+        self.clock = PresentClock(node.clock, absent=lambda: bool(self.journal.trouble))
+        self._inbox = Inbox()
         self._dumps = Dumps(entry.directory / "stalls")
         self.progress = ProgressWatch(self.clock, self._dumps)
         self.coordinator = Coordinator(
@@ -64,8 +71,10 @@ class RunSession:
             clock=self.clock,
             on_record=self._on_record,
             projection=self._projection,
+            inbox=self._inbox,
         )
         self.over = False
+        self._peaks: dict[Member, float] = {}
         self.words = asyncio.Lock()
         """Held while a word of the run's owner is journaled."""
         self._told_policies = set[tuple[str, float]]()
@@ -181,6 +190,11 @@ class RunSession:
     def receipts_root(self, report: Report) -> bytes:
         return wire.merkle_root([wire.encode(c) for c in report.claims if isinstance(c, SIGNED_CLAIMS)])
 
+    def require_room(self) -> None:
+        """:class:`Busy` while the journal's database is away and enough claims wait for it: members say them again."""
+        if self.journal.trouble and len(self._inbox.claims) >= MOST_WAITING:
+            raise Busy("the validator's journal can't be written now", retry_after_s=2.0)
+
     def keep_receipts(self, hotkey: str, report: Report) -> None:
         self.journal.stage_receipts(self.coordinator.state.next_step, hotkey, wire.encode(report))
 
@@ -232,6 +246,8 @@ class RunSession:
 
     def waiting_for(self) -> str:
         coordinator = self.coordinator
+        if self.journal.trouble:
+            return f"the journal's database: {self.journal.trouble}"
         said = waiting_for(coordinator.state, coordinator.watch, self.clock.now_s())
         more = self.audits.waiting_for(coordinator.state)
         return f"{said}; {more}" if said and more else said
@@ -275,6 +291,7 @@ class RunSession:
             store_bytes=self.tasks.store_bytes,
             weights=weights,
             final_holdout_loss=history.final_holdout,
+            final_holdout_items=history.final_items,
             store=self._store_costs(),
             audits=self.audits.costs(self.coordinator.state, self.coordinator.receipted_s),
         )
@@ -283,6 +300,19 @@ class RunSession:
         """The submission came under the run's name, everything since under its id."""
         uses = [self._node.store.meter.use(label) for label in (self.entry.stored.run_id, self.entry.name)]
         return store_costs(uses, self.tasks.store_bytes, self.entry.config.prices)
+
+    def heard(self, hotkey: str, beat: Heartbeat) -> Member | None:
+        """A heartbeat; the live member that it is of. What it says of its device is kept to be shown."""
+        member = self.coordinator.heard(hotkey, beat.boot, beat.ticks)
+        if member is not None and 0.0 < beat.peak_flops_per_s < MAX_PEAK_FLOPS:
+            self._peaks[member] = beat.peak_flops_per_s
+        return member
+
+    def peak_flops_per_s(self) -> float | None:
+        """Of all members together, as each says; None while one of them hasn't said."""
+        members = self.coordinator.state.members
+        self._peaks = {member: peak for member, peak in self._peaks.items() if member in members}
+        return sum(self._peaks.values()) if members and len(self._peaks) == len(members) else None
 
     def _member_views(self) -> list[MemberView]:
         state, watch, now = self.coordinator.state, self.coordinator.watch, self.clock.now_s()

@@ -29,6 +29,7 @@ from subnet.timing import Deadline
 
 if TYPE_CHECKING:
     from iota.export import Exported
+    from iota.holdout import Holdout
     from iota.sdk.swarm import Swarm
 
 CALL_S = 15.0
@@ -159,6 +160,16 @@ class Run:
             f"run {self.name} has sealed no hold-out loss",
             hint='the first comes with its first step, more with evaluation={"every_steps": ...}',
         )
+
+    def holdout(self) -> Holdout:
+        """:meth:`evaluate`, and the loss of each source of the data where there are several (``holdout().sources``)."""
+
+        def work() -> Holdout:
+            from iota.holdout import newest_holdout
+
+            return newest_holdout(self.swarm.remote(signed=True), self.name, Deadline.after(CALL_S))
+
+        return self.swarm.calls.blocking(work)
 
     # ---- its owner's word
 

@@ -39,13 +39,18 @@ class Pretrain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdamW(msgspec.Struct, frozen=True, kw_only=True):
-    """AdamW with decoupled weight decay on tensors of two or more dimensions; ``clip_norm`` 0 switches clipping off."""
+    """AdamW with decoupled weight decay, not on norms and biases; ``clip_norm`` 0 switches clipping off.
+
+    ``state_bits`` 8: moments in a byte each, which halves the state. ``decay_embeddings`` False: nor on the embedding.
+    """
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip_norm: float = 1.0
+    state_bits: int = 32
+    decay_embeddings: bool = True
 
     def section(self) -> dict[str, Any]:
         """``[optimizer]``."""
@@ -56,7 +61,27 @@ class AdamW(msgspec.Struct, frozen=True, kw_only=True):
             "epsilon": self.eps,
             "weight_decay": self.weight_decay,
             "clip_norm": self.clip_norm,
+            "state_bits": self.state_bits,
+            "decay_embeddings": self.decay_embeddings,
         }
+
+
+class Muon(msgspec.Struct, frozen=True, kw_only=True):
+    """Muon for hidden matrices and experts, AdamW with ``betas`` and ``eps`` for the rest; ``lr`` fits both."""
+
+    lr: float = 1e-3
+    momentum: float = 0.95
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+
+    def section(self) -> dict[str, Any]:
+        """``[optimizer]``."""
+        plain = AdamW(
+            lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, clip_norm=self.clip_norm
+        )
+        return {**plain.section(), "kind": "muon", "momentum": self.momentum}
 
 
 class Cosine(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +107,42 @@ class Constant(msgspec.Struct, frozen=True, kw_only=True):
         return {"kind": "constant", "warmup_steps": self.warmup_steps}
 
 
+class Linear(msgspec.Struct, frozen=True, kw_only=True):
+    """Linear warm-up, then straight down to ``final_fraction`` of the learning rate at ``steps``."""
+
+    steps: int = 100
+    warmup_steps: int = 0
+    final_fraction: float = 0.1
+
+    def section(self) -> dict[str, Any]:
+        """``[schedule]``."""
+        return {"kind": "linear", "warmup_steps": self.warmup_steps, "final_fraction": self.final_fraction}
+
+
+class WSD(msgspec.Struct, frozen=True, kw_only=True):
+    """Linear warm-up, a plateau, and a fall over the last ``decay_fraction`` of the steps, ``linear`` or ``sqrt`` (1 - sqrt)."""
+
+    steps: int = 100
+    warmup_steps: int = 0
+    decay_fraction: float = 0.2
+    final_fraction: float = 0.0
+    decay_shape: str = "linear"
+
+    def section(self) -> dict[str, Any]:
+        """``[schedule]``."""
+        return {
+            "kind": "wsd",
+            "warmup_steps": self.warmup_steps,
+            "decay_fraction": self.decay_fraction,
+            "final_fraction": self.final_fraction,
+            "decay_shape": self.decay_shape,
+        }
+
+
+Optimizer = AdamW | Muon
+Schedule = Cosine | Linear | Constant | WSD
+
+
 def make_config(
     *,
     name: str,
@@ -91,8 +152,8 @@ def make_config(
     model: Section,
     data: Section,
     objective: Pretrain | SFT | Section,
-    optimizer: AdamW | Section,
-    schedule: Cosine | Constant | Section,
+    optimizer: Optimizer | Section,
+    schedule: Schedule | Section,
     sections: Mapping[str, Section],
     trainable: LoRA | Layers | Section | None = None,
 ) -> RunConfig:
@@ -106,8 +167,8 @@ def make_config(
         "data": dict(data),
         "pipeline": {"stages": stages},
         "objective": {} if isinstance(objective, Pretrain | SFT) else dict(objective),
-        "optimizer": optimizer.section() if isinstance(optimizer, AdamW) else dict(optimizer),
-        "schedule": schedule.section() if isinstance(schedule, Cosine | Constant) else dict(schedule),
+        "optimizer": optimizer.section() if isinstance(optimizer, Optimizer) else dict(optimizer),
+        "schedule": schedule.section() if isinstance(schedule, Schedule) else dict(schedule),
     }
     if trainable is not None:
         table["trainable"] = trainable.section() if isinstance(trainable, LoRA | Layers) else dict(trainable)

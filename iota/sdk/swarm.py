@@ -16,7 +16,7 @@ from iota.sdk.calls import Calls
 from iota.sdk.data import Data
 from iota.sdk.model import Model
 from iota.sdk.run import CALL_S, Run
-from iota.sdk.settings import AdamW, Constant, Cosine, Pretrain, Section, make_config
+from iota.sdk.settings import AdamW, Cosine, Optimizer, Pretrain, Schedule, Section, make_config
 from iota.sdk.tuning import SFT, Layers, LoRA
 from subnet.errors import NotFound
 from subnet.protocol.api import RunSummary
@@ -99,8 +99,8 @@ class Swarm:
         model: Model,
         data: Data,
         objective: Pretrain | SFT | Section = Pretrain(),
-        optimizer: AdamW | Section = AdamW(),
-        schedule: Cosine | Constant | Section = Cosine(),
+        optimizer: Optimizer | Section = AdamW(),
+        schedule: Schedule | Section = Cosine(),
         *,
         stages: int = 1,
         steps: int | None = None,

@@ -21,6 +21,8 @@ from subnet.model.registry import Architecture, load_architecture
 from subnet.model.stage import Boundary, StageModule, StageSpec, make_stage, stage_spec
 from subnet.numerics.fixed_point import PartialSum, exponents, update_scales
 from subnet.numerics.layout import TensorSpec, build_layout
+from subnet.numerics.muon import orthogonal
+from subnet.numerics.optimizer import is_muons
 
 _PIECE = 1 << 20
 
@@ -87,9 +89,17 @@ def _run(task: _Task) -> str:
     for tensor in (*graph.out, *(x_grad or ()), loss, *summed.grads.values()):
         if tensor is not None:
             _absorb(hasher, tensor)
-    for tensor in _quantised(task, module, summed):
+    for tensor in (*_quantised(task, module, summed), *_orthogonal(task)):
         _absorb(hasher, tensor)
     return hasher.hexdigest()
+
+
+def _orthogonal(task: _Task) -> list[Tensor]:
+    """Muon's products of matrices, of each shape that there is."""
+    settings = task.plan.config.optimizer
+    trained = (spec for spec in task.tensors if task.plan.is_trainable(spec.name))
+    shapes = sorted({(spec.shape[-2], spec.shape[-1]) for spec in trained if is_muons(spec, settings)})
+    return [orthogonal(_fractions(shape, 23, 2.0**-20).to(task.device)) for shape in shapes]
 
 
 def _quantised(task: _Task, module: StageModule, summed: GradientSum) -> list[Tensor]:

@@ -109,6 +109,8 @@ class StepView(msgspec.Struct, frozen=True):
     """As journaled; None for steps before this was kept."""
     alarm: str = ""
     """In words, where the loss or the gradient is far off those before (``[alarms]``)."""
+    holdout_items: tuple[float, ...] = ()
+    """Hold-out losses by evaluation item, where the step evaluated; of several sources each item is of one, in turn."""
 
 
 class StoreCosts(msgspec.Struct, frozen=True):
@@ -150,6 +152,8 @@ class RunStatus(msgspec.Struct, frozen=True):
     store: StoreCosts | None = None
     audits: AuditCosts | None = None
     """What audits have done and cost; None where the run has none."""
+    final_holdout_items: tuple[float, ...] = ()
+    """As :attr:`StepView.holdout_items`, of the last state."""
 
 
 class StageSnapshot(msgspec.Struct, frozen=True):
@@ -178,3 +182,5 @@ class ExportInfo(msgspec.Struct, frozen=True):
     """Blob of files for the directory (``RunSubmission.carried``)."""
     states: tuple[bytes, ...] = ()
     """By stage, where the step has no snapshots: ``subnet.audit.case.StateRef``, encoded."""
+    data: str = ""
+    """Blob of the data manifest."""

@@ -104,6 +104,8 @@ def _scheduled(config: RunConfig, step: int, steps: int) -> float:
     begins = schedule.warmup_steps
     if schedule.kind == "wsd":
         begins = max(begins, steps - decay_steps(config, steps))
+        if step < begins:
+            return top
     progress = min(1.0, max(0, step - begins) / max(1, steps - begins))
     return top * (schedule.final_fraction + (1 - schedule.final_fraction) * _left(config, progress))
 

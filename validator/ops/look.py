@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from subnet.errors import NotFound
-from subnet.protocol.api import RunStatus
+from subnet.protocol.api import RunStatus, StepView
 from subnet.timing import SYSTEM_CLOCK, Clock
 from validator.chain_side import ChainSide
 from validator.ops.problems import Look
@@ -40,6 +41,10 @@ class LoopLag:
             due_s = self._clock.now_s() + LAG_EVERY_S
             await asyncio.sleep(LAG_EVERY_S)
             self._lags.append(max(0.0, self._clock.now_s() - due_s))
+
+
+RECENT_STEPS = 20
+"""A spike is a problem for so many steps."""
 
 
 class Watched(Protocol):
@@ -104,6 +109,7 @@ class LeaderView(_Base):
             store_trouble=trouble,
             unacknowledged_records=unacknowledged,
             run=None if status is None else status.summary,
+            spikes=() if session is None else spikes_of(session.coordinator.history.steps),
         )
 
     def status(self) -> RunStatus | None:
@@ -136,6 +142,12 @@ class FollowerView(_Base):
     def followed(self) -> tuple[tuple[str, int, int, int], ...]:
         runs = self._node.reader.runs.values()
         return tuple((run.name, max(0, run.state.next_step), run.number, len(run.breaches.items)) for run in runs)
+
+
+def spikes_of(steps: Sequence[StepView]) -> tuple[str, ...]:
+    """The alarms of the last steps."""
+    recent = [steps[-back] for back in range(min(RECENT_STEPS, len(steps)), 0, -1)]
+    return tuple(f"step {step.step}: {step.alarm}" for step in recent if step.alarm)
 
 
 def disk_of(directory: Path) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from validator.ops.problems import Look, problems
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 CODES = (
-    "disk_full", "disk_low", "event_loop", "follow", "metagraph_old", "no_permit", "no_term", "not_registered", "stalled",
+    "disk_full", "disk_low", "event_loop", "follow", "metagraph_old", "no_permit", "no_term", "not_registered", "spike", "stalled",
     "store", "weights_differ", "weights_not_set",
 )  # fmt: skip
 """Every code that :func:`validator.ops.problems.problems` can give: each is a series, 0 or 1, so that alerts can count on it."""

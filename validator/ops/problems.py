@@ -67,6 +67,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     disk_free_bytes: int = 0
     disk_bytes: int = 0
     run: RunSummary | None = None
+    spikes: tuple[str, ...] = ()
+    """Of its last steps: those that are far off the ones before, in words."""
     follow_troubles: tuple[str, ...] = ()
     """Of a follower: runs that it can't follow further, in words."""
 
@@ -179,6 +181,13 @@ def _run(look: Look, limits: Limits) -> Iterator[Problem]:
             "critical",
             f"run {run.name} sealed nothing for {run.stall.no_seal_s:.0f} s (limit {run.stall.limit_s:.0f} s): {waits}",
             "iota run status names all that is waited for",
+        )
+    if run is not None and look.spikes:
+        yield Problem(
+            "spike",
+            "warning",
+            f"run {run.name}: {'; '.join(look.spikes)}",
+            "its owner may go back and lower the rate: iota run rollback, then set-lr; [alarms] says what a spike is",
         )
     for trouble in look.follow_troubles:
         yield Problem(
