@@ -211,12 +211,15 @@ class Run:
 
     # ---- weights
 
-    def export(self, directory: str | Path, *, step: int | None = None, timeout_s: float = EXPORT_S) -> Exported:
+    def export(
+        self, directory: str | Path, *, step: int | None = None, merged: bool = False, timeout_s: float = EXPORT_S
+    ) -> Exported:
         """Write the weights after ``step`` updates (None: the newest snapshot) as a Hugging Face directory, checked.
 
-        Raises NotFound where no snapshot of that step is stored, HashMismatch where one isn't what it should be.
+        Of a run that trains adapters it is theirs, for ``peft``; with ``merged`` the model with them added in. Raises
+        NotFound where no snapshot of that step is stored, HashMismatch where one isn't what it should be.
         """
-        return self.swarm.calls.blocking(lambda: self._export(Path(directory), step, timeout_s))
+        return self.swarm.calls.blocking(lambda: self._export(Path(directory), step, timeout_s, merged=merged))
 
     def model(self, *, step: int | None = None, timeout_s: float = EXPORT_S) -> Any:
         """The causal language model of ``transformers`` with the weights of :meth:`export`, in fp32 on the CPU.
@@ -281,7 +284,9 @@ class Run:
             run_id = next(run.run_id for run in self._ask_runs() if run.name == self.name)
             directory = self.swarm.cache / "models" / run_id / f"step-{found}"
             if not directory.exists():
-                self._export(directory, found, deadline.remaining_s())
+                config = self._known_config()
+                lora = config is not None and config.trainable.kind == "lora"
+                self._export(directory, found, deadline.remaining_s(), merged=lora)
             self._models[found] = load(directory)
         return self._models[found]
 
@@ -296,12 +301,12 @@ class Run:
                 hint='snapshots come with snapshot={"every_steps": ...} and at the end',
             ) from refused
 
-    def _export(self, directory: Path, step: int | None, timeout_s: float) -> Exported:
+    def _export(self, directory: Path, step: int | None, timeout_s: float, *, merged: bool = False) -> Exported:
         from iota.export import export_run
 
         deadline = Deadline.after(timeout_s)
         found = self._stored_step(step, deadline)
-        return export_run(self.swarm.remote(signed=True), self.name, directory, step=found, deadline=deadline)
+        return export_run(self.swarm.remote(signed=True), self.name, directory, step=found, merged=merged, deadline=deadline)
 
     # ---- for the iteration
 
