@@ -186,7 +186,7 @@ class Liar:
     def lies(self, step: int, microbatch: int, stage: int) -> bool:
         """Whether to lie about this; if so it is noted."""
         context, terms = self.context, self.terms
-        if context is None or step < terms.from_step or microbatch >= context.plan.config.pipeline.microbatches:
+        if context is None or step < terms.from_step or microbatch >= context.plan.config.num_items:
             return False
         if not self._is_chosen(stage) or self._is_shy() or not self._begun(step):
             return False

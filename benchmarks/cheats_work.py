@@ -44,9 +44,9 @@ def wrong_forward(liar: Liar, patches: Patches) -> None:
         return None if x is None else scaled_bytes(x, FACTOR), tokens
 
     def forward(original: Method) -> Method:
-        def changed(self: StageExecutor, item: ItemKey, x: Any, tokens: Any, *, keep_graph: bool) -> ForwardResult:
+        def changed(self: StageExecutor, item: ItemKey, x: Any, tokens: Any, **named: Any) -> ForwardResult:
             x, tokens = other(self, item, x, tokens)
-            return original(self, item, x, tokens, keep_graph=keep_graph)
+            return original(self, item, x, tokens, **named)
 
         return changed
 

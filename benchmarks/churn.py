@@ -6,6 +6,7 @@ and the reference (:mod:`benchmarks.reference`, one process) is computed beside 
 
     python -m benchmarks.churn            # keeps finished runs in benchmarks/out/churn, goes on after an interruption
     python -m benchmarks.churn --rate     # throughput: kills at one per 5 s, mixed faults at one per 15 s
+    python -m benchmarks.churn --lanes    # 60 rounds of local steps (docs/lanes.md): 4 lanes of 2 inner steps
     python -m benchmarks.churn --quick    # one run of 8 steps with 6 disruptions; with --rate: short spans
 """
 
@@ -26,10 +27,11 @@ from benchmarks.determinism import config_of, prepared, reference_root
 from iota.chaos.plan import Disruption, Kind, make_plan, make_plan_counted
 from iota.chaos.run import ChaosOptions, run_chaos
 from iota.swarm import SwarmOptions
-from subnet.run.config import EvaluationSection, RunConfig, RunSection, SnapshotSection
+from subnet.run.config import EvaluationSection, LanesSection, RunConfig, RunSection, SnapshotSection
 
 DIRECTORY = OUT / "churn"
 STAGES, MINERS, STEPS = 4, 12, 120
+LANES, LANE_ROUNDS = LanesSection(count=4, inner_steps=2), 60
 RUNS, DISRUPTIONS, VALIDATOR_KILLS = 7, 84, 2
 MINER_KINDS = (Kind.KILL, Kind.PREEMPT, Kind.PAUSE, Kind.REJOIN)
 MIXED_KINDS = (Kind.KILL, Kind.PREEMPT, Kind.PAUSE, Kind.SLOW, Kind.PARTITION, Kind.CORRUPT, Kind.STORE_OUTAGE)
@@ -38,10 +40,10 @@ RATE_STEPS, RATE_ROUNDS = 120, 2
 LIMIT_S = 3600.0
 
 
-def churn_config(steps: int) -> RunConfig:
+def churn_config(steps: int, lanes: LanesSection | None = None) -> RunConfig:
     """fp32, untied, as in the determinism benchmark; a snapshot each 20 steps."""
     _, data = prepared()
-    config = config_of("fp32", False, STAGES, steps, data)
+    config = config_of("fp32", False, STAGES, steps, data, lanes=lanes)
     return msgspec.structs.replace(
         config,
         run=RunSection(name="churn", seed=config.run.seed, steps=steps),
@@ -89,15 +91,19 @@ def part(name: str, make: Callable[[], dict[str, Any]], again: bool) -> dict[str
     return made
 
 
-def churn(*, quick: bool, again: bool) -> dict[str, Any]:
+def churn(*, quick: bool, again: bool, lanes: LanesSection | None = None) -> dict[str, Any]:
     """The undisturbed run, the disturbed ones, their figures and the picture."""
-    steps, runs = (8, 1) if quick else (STEPS, RUNS)
+    steps, runs = (8, 1) if quick else (LANE_ROUNDS if lanes else STEPS, RUNS)
     num, kills = (6, 1) if quick else (DISRUPTIONS, VALIDATOR_KILLS)
-    config, mark = churn_config(steps), "quick-" if quick else ""
-    calm = part(f"{mark}calm", lambda: run_one("calm", config, ()), again)
-    expected = reference_root("fp32", False, steps)
+    config, mark = churn_config(steps, lanes), ("quick-" if quick else "") + ("lanes-" if lanes else "")
+    calm = part(f"{mark}calm", lambda: run_one(f"{mark}calm", config, ()), again)
+    expected = reference_root("fp32", False, steps, lanes=lanes)
     disturbed = [
-        part(f"{mark}run-{seed}", lambda s=seed: run_one(f"run-{s}", config, churn_plan(s, steps, num, kills)), again)
+        part(
+            f"{mark}run-{seed}",
+            lambda s=seed: run_one(f"{mark}run-{s}", config, churn_plan(s, steps, num, kills)),
+            again,
+        )
         for seed in range(1, runs + 1)
     ]
     figures_of.draw(calm, disturbed, DIRECTORY / f"{mark}curves.png")
@@ -106,7 +112,7 @@ def churn(*, quick: bool, again: bool) -> dict[str, Any]:
     limits = {"num_different": 0, "num_disruptions": runs * (num + kills) if quick else 585, "num_kinds": 4}
     limits["least_validator_kills"] = kills
     ok = not figures["num_different"] and all(figures[k] >= v for k, v in limits.items() if k != "num_different")
-    return {"name": "churn", "figures": figures, "limits": limits, "ok": ok}
+    return {"name": "churn_lanes" if lanes else "churn", "figures": figures, "limits": limits, "ok": ok}
 
 
 def rate(*, quick: bool, again: bool) -> dict[str, Any]:
@@ -130,9 +136,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rate", action="store_true", help="throughput under faults instead of the seven runs")
     parser.add_argument("--again", action="store_true", help="forget finished parts")
+    parser.add_argument("--lanes", action="store_true", help="rounds of local steps instead of a merge each step")
     options = parser.parse_args(arguments)
-    again = options.again or options.quick
-    result = (rate if options.rate else churn)(quick=options.quick, again=again)
+    again, lanes = options.again or options.quick, LANES if options.lanes else None
+    if options.rate and lanes:
+        parser.error("--rate is measured without --lanes")
+    if options.rate:
+        result = rate(quick=options.quick, again=again)
+    else:
+        result = churn(quick=options.quick, again=again, lanes=lanes)
     print(json.dumps(result))
     return 0 if result["ok"] else 1
 

@@ -71,7 +71,7 @@ class Compute:
 
     def take(self, event: AnyEvent) -> None:
         if isinstance(event, RunPlanned):
-            self._items, self._stages = event.config.pipeline.microbatches, len(event.cuts)
+            self._items, self._stages = event.config.num_items, len(event.cuts)
         elif isinstance(event, ReplayLeased):
             self._replayed += 2 if event.backward else 1
         elif isinstance(event, Forwarded | Backwarded) and event.microbatch < self._items:

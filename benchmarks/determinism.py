@@ -7,6 +7,7 @@ With a boundary code the cuts belong to the run: there the reference is cut as t
     python -m benchmarks.determinism            # keeps finished parts in benchmarks/out/determinism
     python -m benchmarks.determinism --quick    # fp32 untied, 1 x 1 and 2 x 2 with a kill and a join, 6 steps
     python -m benchmarks.determinism --update-delay 1    # steps that overlap; parts of their own
+    python -m benchmarks.determinism --lanes    # rounds of local steps (docs/lanes.md): 4 lanes of 3 inner steps, 10 rounds
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.corpus import OUT
+from benchmarks.lane_reference import LaneReference
 from benchmarks.reference import Reference
 from benchmarks.setting import stream_tokens
 from benchmarks.swarms import Fault, run_swarm
@@ -28,6 +30,7 @@ from subnet.run.config import (
     NO_AUDITS,
     DataSection,
     EvaluationSection,
+    LanesSection,
     ModelSection,
     PipelineSection,
     PrecisionSection,
@@ -39,6 +42,7 @@ from subnet.run.config import (
 
 BOOK = Path(__file__).resolve().parent.parent / "iota" / "assets" / "moby_dick.txt"
 DIRECTORY = OUT / "determinism"
+LANES = LanesSection(count=4, inner_steps=3)
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,14 @@ def coded_fleets(steps: int) -> tuple[Fleet, ...]:
 
 
 def config_of(
-    precision: str, tied: bool, stages: int, steps: int, data: Path, code: str = "raw", update_delay: int = 0
+    precision: str,
+    tied: bool,
+    stages: int,
+    steps: int,
+    data: Path,
+    code: str = "raw",
+    update_delay: int = 0,
+    lanes: LanesSection | None = None,
 ) -> RunConfig:
     model = {
         "model_type": "llama",
@@ -85,8 +96,13 @@ def config_of(
         data=DataSection(sources=(str(data),), sequence_length=64),
         schedule=ScheduleSection(warmup_steps=5),
         pipeline=PipelineSection(
-            stages=stages, microbatches=8, microbatch_rows=2, boundary_code=code, update_delay=update_delay
+            stages=stages,
+            microbatches=2 if lanes else 8,
+            microbatch_rows=2,
+            boundary_code=code,
+            update_delay=update_delay,
         ),
+        lanes=lanes or LanesSection(),
         precision=PrecisionSection(compute=precision),
         snapshot=SnapshotSection(every_steps=10),
         evaluation=EvaluationSection(rows=4),
@@ -98,9 +114,16 @@ def prepared() -> tuple[PreparedData, Path]:
     return prepare_data([BOOK], directory, vocab_size=512, holdout_fraction=0.05), directory
 
 
-def reference_root(precision: str, tied: bool, steps: int, code: str = "raw", update_delay: int = 0) -> str:
+def reference_root(
+    precision: str,
+    tied: bool,
+    steps: int,
+    code: str = "raw",
+    update_delay: int = 0,
+    lanes: LanesSection | None = None,
+) -> str:
     data, directory = prepared()
-    config = config_of(precision, tied, 1 if code == "raw" else 3, steps, directory, code, update_delay)
+    config = config_of(precision, tied, 1 if code == "raw" else 3, steps, directory, code, update_delay, lanes)
     return trained_root(reference_of(config, data, directory), steps)
 
 
@@ -112,7 +135,8 @@ def reference_of(config: RunConfig, data: PreparedData, directory: Path) -> Refe
     def read(blob: str) -> bytes:
         return next(path for hash_, path in files.items() if hash_ == blob).read_bytes()
 
-    return Reference(
+    kind = LaneReference if config.lanes.on else Reference
+    return kind(
         config,
         dict(config.model.config or {}),
         stream_tokens(manifest, manifest.train, read),
@@ -130,10 +154,16 @@ def trained_root(reference: Reference, steps: int) -> str:
 
 
 def swarm_root(
-    fleet: Fleet, precision: str, tied: bool, steps: int, code: str = "raw", update_delay: int = 0
+    fleet: Fleet,
+    precision: str,
+    tied: bool,
+    steps: int,
+    code: str = "raw",
+    update_delay: int = 0,
+    lanes: LanesSection | None = None,
 ) -> dict[str, object]:
     _, data = prepared()
-    config = config_of(precision, tied, fleet.stages, steps, data, code, update_delay)
+    config = config_of(precision, tied, fleet.stages, steps, data, code, update_delay, lanes)
     result = run_swarm(DIRECTORY / "swarm", config, fleet.miners, faults=fleet.faults)
     status = result.status
     return {
@@ -166,10 +196,11 @@ def compare(
     again: bool,
     code: str = "raw",
     update_delay: int = 0,
+    lanes: LanesSection | None = None,
 ) -> dict[str, object]:
     setting = f"{precision}-{'tied' if tied else 'untied'}-{steps}" + ("" if code == "raw" else f"-{code}")
-    setting += "-delayed" if update_delay else ""
-    run = (precision, tied, steps, code, update_delay)
+    setting += ("-delayed" if update_delay else "") + ("-lanes" if lanes else "")
+    run = (precision, tied, steps, code, update_delay, lanes)
     expected = part(f"{setting}-reference", lambda: {"root": reference_root(*run)}, again)
     roots: dict[str, object] = {"reference": expected["root"]}
     for fleet in chosen:
@@ -185,20 +216,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--again", action="store_true", help="forget finished parts")
     parser.add_argument("--update-delay", type=int, default=0, choices=[0, 1], help="1: steps overlap")
+    parser.add_argument("--lanes", action="store_true", help="rounds of local steps instead of a merge each step")
     options = parser.parse_args(arguments)
+    lanes = LANES if options.lanes else None
     settings = [("fp32", False)] if options.quick else [(p, tied) for p in ("fp32", "bf16") for tied in (False, True)]
-    steps = 6 if options.quick else 30
-    quick = (Fleet("1x1", 1, 1), Fleet("2x2-churn", 2, 4, (Fault(2, "kill", 0), Fault(3, "join"))))
+    steps = (4 if lanes else 6) if options.quick else (10 if lanes else 30)
+    quick = (Fleet("1x1", 1, 1), Fleet("2x2-churn", 2, 4, (Fault(1, "kill", 0), Fault(2, "join"))))
     chosen = quick if options.quick else fleets(steps)
     table = {
         f"{precision} {'tied' if tied else 'untied'}": compare(
-            precision, tied, steps, chosen, options.again or options.quick, update_delay=options.update_delay
+            precision, tied, steps, chosen, options.again or options.quick, "raw", options.update_delay, lanes
         )
         for precision, tied in settings
     }
     for code in () if options.quick else ("int8", "int4"):
         table[f"fp32 untied {code}"] = compare(
-            "fp32", False, steps, coded_fleets(steps), options.again, code, options.update_delay
+            "fp32", False, steps, coded_fleets(steps), options.again, code, options.update_delay, lanes
         )
     different = {
         f"{setting} {fleet}": root
@@ -209,6 +242,7 @@ def main(arguments: list[str]) -> int:
     figures = {
         "steps": steps,
         "update_delay": options.update_delay,
+        "lanes": options.lanes,
         "roots": table,
         "num_runs": sum(len(roots) for roots in table.values()),
     }

@@ -108,6 +108,9 @@ class Plan(msgspec.Struct, frozen=True):
     """Without a code."""
     stages: tuple[StagePlan, ...]
     store: StoreBytes
+    lanes: int = 0
+    """Of a round; 0: a merge each step."""
+    inner_steps: int = 1
 
     @property
     def step_compute_s(self) -> float | None:
@@ -164,9 +167,9 @@ def make_plan(
         )
         for stage, (first, end) in enumerate(pairwise([*plan.cuts, architecture.num_layers]))
     )
-    items = (config.pipeline.microbatches + config.num_evaluation_items) * num_stages
+    items = (config.num_items + config.num_evaluation_items) * num_stages
     store = StoreBytes(
-        merged_per_step=sum(slice_bytes(plan, s, config.pipeline.microbatches) for s in plan.layout.sections),
+        merged_per_step=sum(slice_bytes(plan, s, config.num_items) for s in plan.layout.sections),
         journal_per_step=JOURNAL_BYTES_PER_ITEM * items,
         snapshot=snapshot,
         horizon_steps=min(config.run.steps, 2 * config.snapshot.every_steps),
@@ -190,6 +193,8 @@ def make_plan(
         ),
         stages=stages,
         store=store,
+        lanes=config.lanes.count if config.lanes.on else 0,
+        inner_steps=config.lanes.inner_steps,
     )
 
 
@@ -202,7 +207,7 @@ def snapshot_bytes(plan: ModelPlan) -> int:
 def stage_wire(plan: ModelPlan, stage: int, replicas: Sequence[int]) -> StageWire:
     """What one of ``replicas[stage]`` miners moves in a step."""
     config, layout = plan.config, plan.layout
-    share = config.pipeline.microbatches / replicas[stage]
+    share = config.num_items * config.parts_per_item / replicas[stage]
     directions = (not plan.is_first(stage)) + (not plan.is_last(stage))
     boundaries = int(share * directions * boundary_bytes(plan))
     reads_tokens = plan.needs_tokens(stage)
@@ -210,7 +215,7 @@ def stage_wire(plan: ModelPlan, stage: int, replicas: Sequence[int]) -> StageWir
     for index in layout.stage_sections[stage]:
         section = layout.sections[index]
         holders = sum(replicas[s] for s in section.stages)
-        size = slice_bytes(plan, section, config.pipeline.microbatches)
+        size = slice_bytes(plan, section, config.num_items)
         slices += size * (holders - 1) / holders
         merged_up += size / holders
         merged_down += size * (holders - 1) / holders
@@ -257,6 +262,12 @@ def render(plan: Plan) -> Group:
         f"evidence: {human_bytes(plan.evidence[0])} of boundaries kept by a miner of the stage with most, at most "
         f"{human_bytes(plan.evidence[1])} (see --limit.boundary_disk_gib)",
     ]
+    if plan.lanes:
+        merged = max(plan.stages, key=lambda s: s.wire.slices_up + s.wire.merged_up).wire
+        lines.append(
+            f"lanes: a step is a round of {plan.lanes} lanes, {plan.inner_steps} inner steps each; merging takes at most "
+            f"{human_bytes((merged.slices_up + merged.merged_up) / plan.inner_steps)} up an inner step, all else is boundaries"
+        )
     store = plan.store
     store_lines = [
         f"store: {human_bytes(store.merged_per_step)} merged gradients and {human_bytes(store.journal_per_step)} journal "
@@ -296,7 +307,7 @@ def _memory_table(plan: Plan) -> Table:
 
 def _wire_table(plan: Plan) -> Table:
     names = [f"stage {s.stage}" for s in plan.stages]
-    table = _table("Bytes on the wire, a step and replica (up / down)", ["", *names])
+    table = _table(f"Bytes on the wire, a {'round' if plan.lanes else 'step'} and replica (up / down)", ["", *names])
     rows: list[tuple[str, str | None, str | None]] = [
         ("boundaries", "boundaries_up", "boundaries_down"),
         ("tokens (at most)", None, "tokens_down"),

@@ -11,10 +11,13 @@ from collections.abc import Sequence
 
 from miner.batches import Batches
 from miner.context import RunContext
+from miner.local_view import BoundaryKey
 from miner.owes import StoreEvidence, StoreUnusable
 from miner.store_links import EVIDENCE
 from subnet.errors import NotFound
+from subnet.protocol.parts import decode_parts
 from subnet.protocol.wire import Buffer
+from subnet.run.state import num_parts
 from subnet.timing import TIMEOUTS, Deadline
 
 LANES = 2
@@ -59,12 +62,34 @@ class EvidenceWork:
         answers: list[Exception | None] = []
         for owe in owes:
             data = await self._context.cache.get(owe.key)
-            if data is None or self._context.cache.hash_of(owe.key) != owe.hash:
+            parts = num_parts(self._context.run_state, owe.key.microbatch)
+            held = data is not None and self._context.cache.hash_of(owe.key) == owe.hash
+            if held and data is not None and parts:
+                held = await self._put_parts(owe.key, decode_parts(data, parts))
+            if not held or data is None:
                 answers.append(NotFound(f"boundary {owe.key} is no longer held"))
             else:
                 found[owe.hash] = data
                 answers.append(None)
-        if found:
-            deadline = Deadline.after(TIMEOUTS.store_request_s)
-            await self._context.blobs.put_many(list(found.items()), EVIDENCE, deadline)
+        await self._put(found)
         return answers
+
+    async def _put_parts(self, key: BoundaryKey, hashes: Sequence[str]) -> bool:
+        """The parts of a lane's boundary, before the list that names them; a few in memory at a time."""
+        cache, some = self._context.cache, dict[str, Buffer]()
+        for part, value in enumerate(hashes, 1):
+            data = await cache.get(key.of(part))
+            if data is None or cache.hash_of(key.of(part)) != value:
+                cache.drop(key)  # the list is of no use without them
+                return False
+            some[value] = data
+            if len(some) == MOST:
+                await self._put(some)
+                some = {}
+        await self._put(some)
+        return True
+
+    async def _put(self, blobs: dict[str, Buffer]) -> None:
+        if blobs:
+            deadline = Deadline.after(TIMEOUTS.store_request_s)
+            await self._context.blobs.put_many(list(blobs.items()), EVIDENCE, deadline)

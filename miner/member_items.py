@@ -23,6 +23,7 @@ from miner.owes import Compute, Drop, DropLane
 from subnet.engine.stage_executor import ItemFailed, PartialBroken
 from subnet.errors import InputError, NotFound
 from subnet.model.boundary_check import is_unusable
+from subnet.run.schedule import terms_of
 from subnet.run.state import num_parts as num_parts_of
 from subnet.timing import TIMEOUTS, Deadline
 from subnet.words import ItemKey
@@ -126,7 +127,10 @@ class ItemWork:
         key = context.partial_key(owe.step, owe.epoch) if adds else None
         addition = self._additions.setdefault(owe, _Addition())
 
+        terms = terms_of(context.run_state.terms, owe.step)
+
         def work() -> _Done:
+            stage.executor.terms = terms
             if not owe.backward:
                 keeps = owe.part > 0 or (not owe.evaluation and owe.generation is not None)
                 forward = stage.executor.forward(item, x, tokens, keep_graph=keeps and not last, part=owe.part)

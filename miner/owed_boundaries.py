@@ -98,6 +98,8 @@ def _owed_stores(state: RunState, work: StepWork, me: Member, stage: int, local:
     replayed = {(m, backward) for (at, m, backward), k in work.replays.items() if at == stage and k.member == me}
     held = {(m, backward) for m in work.held.get(me, ()) for backward in (False, True)}
     for m, backward in sorted(held | replayed, key=lambda pair: (not pair[1], pair[0])):
+        if st.num_parts(state, m):
+            continue  # part by part: miner.owed_lanes
         key = BoundaryKey(work.step, m, stage, backward)
         value = local.boundaries.get(key, "")
         turn = replay_turn(work, me, key)

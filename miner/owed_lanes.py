@@ -10,17 +10,18 @@ lowest lane that isn't done is at work at every stage, and no two members wait f
 from __future__ import annotations
 
 from miner.local_view import BoundaryKey, LocalView
-from miner.owed_boundaries import is_of_lease, owed_wanted, sources_of
+from miner.owed_boundaries import is_of_lease, owed_wanted, replay_turn, sources_of
 from miner.owed_mismatch import is_computing, is_sound
-from miner.owes import Compute, DropLane, Owe, Push, Report
-from miner.ways import by_store, uses_store
-from subnet.protocol.messages import LaneClaim
+from miner.owes import Compute, DropLane, Owe, Push, Report, StoreBoundary
+from miner.ways import by_store, puts_into_store, uses_store
+from subnet.protocol.messages import LaneClaim, PartsClaim
 from subnet.run import state as st
 from subnet.run.state import RunState, StepWork
 from subnet.words import Member
 
 Lanes = dict[int, int | None]
 """Lanes at work, with the generation of their lease; None where they are replayed."""
+STORED_AT_ONCE = 16
 PUSHED_AT_ONCE = 8
 """Parts of one lane on their way to one receiver."""
 
@@ -124,6 +125,8 @@ def owed_parts_given(
 ) -> None:
     """Parts that are made go to the members that work at the lane before and after, in order, leased or replaying."""
     stores, audited = uses_store(state), st.config(state).audit.on
+    if stores:
+        _owed_parts_stored(state, work, me, stage, local, owes)
     for m, key, holder in _receivers(work, stage):
         if holder == me or me not in sources_of(work, key) or (stores and by_store(state, me, holder)):
             continue
@@ -142,6 +145,40 @@ def owed_parts_given(
             if not sound:
                 break
             owes.append(Push(made, holder))
+
+
+def _owed_parts_stored(
+    state: RunState, work: StepWork, me: Member, stage: int, local: LocalView, owes: list[Owe]
+) -> None:
+    """What goes through the store is put there part by part, and said as soon as it is there: it is found by its hash alone."""
+    last = len(work.items) - 1
+    replayed = {m for (at, m, _), k in work.replays.items() if at == stage and k.member == me}
+    for m in sorted({m for m in work.held.get(me, ()) if m < work.num_training} | replayed):
+        found = work.items[stage][m]
+        for backward in (True, False):
+            whole = BoundaryKey(work.step, m, stage, backward)
+            if (stage == 0 if backward else stage == last) or not puts_into_store(state, work, me, whole):
+                continue
+            said = found.backward_parts if backward else found.forward_parts
+            ready: list[str] = []
+            turn = replay_turn(work, me, whole)
+            first = 1 if turn else len(said) + 1
+            for part in range(first, st.num_parts(state, m) + 1):
+                key = whole.of(part)
+                value = local.boundaries.get(key)
+                if value is None or (found.member == me and not is_of_lease(found, key, value, local)):
+                    break
+                if local.in_store.get(key, -1) < turn:
+                    if part - first - len(ready) < STORED_AT_ONCE:
+                        owes.append(StoreBoundary(key, value, turn))
+                elif part == len(said) + len(ready) + 1:
+                    ready.append(value)
+            stored = all(local.in_store.get(whole.of(p), -1) >= turn for p in range(1, st.num_parts(state, m) + 1))
+            if whole in local.boundaries and stored and local.in_store.get(whole, -1) < turn:
+                owes.append(StoreBoundary(whole, local.boundaries[whole], turn))
+            if ready and found.member == me and found.status != st.OPEN:
+                claim = PartsClaim(work.step, m, stage, found.generation, backward, len(said) + 1, tuple(ready))
+                owes.append(Report(claim))
 
 
 def _receivers(work: StepWork, stage: int) -> list[tuple[int, BoundaryKey, Member]]:

@@ -66,7 +66,7 @@ class StoreLinks:
         context = self._context
         data = await context.cache.get(owe.key)
         if data is None:
-            context.local.boundaries.pop(owe.key, None)
+            context.local.lose(owe.key)
             raise NotFound(f"boundary {owe.key} is no longer held")
         await self._puts.ask((owe.hash, data), _rank(owe.key))
         context.local.in_store[owe.key] = owe.turn

@@ -62,13 +62,21 @@ def consumer_of(work: StepWork, key: BoundaryKey) -> Member | None:
 
 
 def receipted_hash(work: StepWork, key: BoundaryKey) -> str:
-    """What its maker has said that it is; "" before. Of a part nothing is said by itself."""
+    """What its maker has said that it is; "" before. Of a part nothing is said by itself unless it goes through the store."""
     if key.part:
-        return ""
+        return _part_hash(work, key)
     found = work.items[key.stage].get(key.microbatch)
     if found is None:
         return ""
     return found.backward_hash if key.backward else found.forward_hash
+
+
+def _part_hash(work: StepWork, key: BoundaryKey) -> str:
+    found = work.items[key.stage].get(key.microbatch)
+    if found is None:
+        return ""
+    parts = found.backward_parts if key.backward else found.forward_parts
+    return parts[key.part - 1] if key.part <= len(parts) else ""
 
 
 def last_said_hash(work: StepWork, key: BoundaryKey) -> str:

@@ -79,6 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     own.add_argument("--device", dest="device", default=default.device, help="auto, cpu, cuda or cuda:N")
     for flag, what in (
         ("graph_memory", "retained autograd graphs; beyond it forwards are recomputed"),
+        ("lane_memory", "weights and moments of lanes under way; the others wait"),
         ("boundary_memory", "boundary blobs in memory"),
         ("boundary_disk", "boundary blobs on disk"),
         ("cache_disk", "tokens, snapshots and merged gradients on disk"),
@@ -146,6 +147,7 @@ def settings_from(flags: argparse.Namespace) -> MinerSettings:
         directory=Path(flags.directory).expanduser(),
         device=flags.device,
         graph_memory_bytes=round(flags.graph_memory_gib * GIB),
+        lane_memory_bytes=round(flags.lane_memory_gib * GIB),
         boundary_memory_bytes=round(flags.boundary_memory_gib * GIB),
         boundary_disk_bytes=round(flags.boundary_disk_gib * GIB),
         cache_disk_bytes=round(flags.cache_disk_gib * GIB),

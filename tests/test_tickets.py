@@ -13,6 +13,7 @@ import pytest
 from miner.tickets import Ticket, check_raw_finite, check_sender, check_ticket
 from subnet.errors import InputError, IotaError
 from subnet.protocol.messages import BoundaryFrame
+from subnet.run.lanes import LanesSection
 from subnet.run.state import DONE, LIVE, OPEN, Item, Replay, StepWork
 from subnet.words import Member
 
@@ -31,7 +32,9 @@ def state_of(**changes: Any) -> Any:
     work.replays[0, 1, False] = Replay(BEFORE, 1)
     stages = {ME: 1, BEFORE: 0, OTHER: 0, AFTER: 2}
     members = {member: SimpleNamespace(stage=stage) for member, stage in stages.items()}
-    return SimpleNamespace(**({"next_step": 5, "work": work, "ahead": None, "members": members} | changes))
+    config = SimpleNamespace(lanes=changes.pop("lanes", LanesSection()), num_items=4, parts_per_item=6)
+    whole = {"next_step": 5, "work": work, "ahead": None, "members": members, "run": SimpleNamespace(config=config)}
+    return SimpleNamespace(**(whole | changes))
 
 
 FRAME = BoundaryFrame("run", 5, 0, 0, False, BEFORE, 2, "h")
@@ -74,6 +77,7 @@ def test_what_is_due_early_or_past(frame: BoundaryFrame, ticket: Ticket) -> None
         (changed(stage=1), "wrong_stage", False),
         (changed(stage=-1, backward=True), "wrong_stage", False),
         (changed(backward=True), "wrong_stage", False),
+        (changed(part=1), "bad_input", True),  # without lanes a boundary has no parts
         (changed(microbatch=4), "bad_input", True),
         (changed(microbatch=-1), "bad_input", True),
         (changed(microbatch=3, generation=1, hash="other"), "bad_input", True),
@@ -114,3 +118,21 @@ def test_a_boundary_that_is_not_finite(wrong: float, at: int) -> None:
 def test_nothing_is_finite() -> None:
     check_raw_finite(memoryview(b""))
     check_raw_finite(memoryview(struct.pack("<f", 3.4e38)))
+
+
+def test_a_lanes_boundary_comes_in_parts_and_only_so() -> None:
+    state = state_of(lanes=LanesSection(count=4, inner_steps=3))
+    assert check_ticket(state, ME, changed(part=1)) is Ticket.DUE
+    assert check_ticket(state, ME, changed(part=6)) is Ticket.DUE
+    for part in (0, 7, -1):
+        with pytest.raises(InputError, match=f"part {part} of microbatch 0, which has 6"):
+            check_ticket(state, ME, changed(part=part))
+
+
+def test_a_part_that_is_named_in_the_journal_is_taken_with_that_hash_alone() -> None:
+    state = state_of(lanes=LanesSection(count=4, inner_steps=3))
+    state.work.items[0][0].forward_parts = ("one", "two")
+    assert check_ticket(state, ME, changed(part=2, hash="two")) is Ticket.DUE
+    assert check_ticket(state, ME, changed(part=3, hash="anything")) is Ticket.DUE
+    with pytest.raises(InputError, match="another hash"):
+        check_ticket(state, ME, changed(part=1, hash="other"))

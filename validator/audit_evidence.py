@@ -21,6 +21,7 @@ from subnet.audit.bundle import BLOBS_NAME, CASE_NAME, Needed, needed_blobs, use
 from subnet.audit.case import Case
 from subnet.errors import Busy, Corrupt, HashMismatch, IotaError, NotFound, OutOfSpace
 from subnet.protocol import wire
+from subnet.protocol.parts import PART_BYTES, decode_parts
 from subnet.store.base import MAX_SIZES, OwnerStore
 from subnet.store.disk import BlobCache, atomic_write
 from subnet.store.together import all_of
@@ -50,17 +51,30 @@ async def wait_for_evidence(
     given_up: Callable[[Want], bool],
     waited_s: Callable[[], float],
     limit_s: float,
+    parts: Callable[[Want], int] = lambda want: 0,
 ) -> Arrived:
     """Until the store has all of them, or ``limit_s`` by ``waited_s`` have passed: a clock that stands still while the store
-    is away. A want that is ``given_up`` (its holder says that it is gone) is looked for once more and then not waited for."""
+    is away. A want that is ``given_up`` (its holder says that it is gone) is looked for once more and then not waited for.
+
+    ``parts``: of how many parts a wanted boundary is; where it is of some, it is a list (:mod:`subnet.protocol.parts`), and is
+    there when all that the list names is there: a list that names other things is as good as none.
+    """
     left, size_bytes = set(wants), 0
     pause = Backoff(POLL_BASE_S, POLL_CAP_S)
     hopeless: set[Want] = set()
     while True:
         last = waited_s() >= limit_s
         if found := await _sizes(store, {want.hash for want in left}):
-            size_bytes += sum(found.values())
-            left = {want for want in left if want.hash not in found}
+            came = {want for want in left if want.hash in found}
+            lists = {want for want in came if parts(want)}
+            size_bytes += sum(found[want.hash] for want in came)
+            for want in lists:
+                part_bytes = await _parts_bytes(store, want.hash, found[want.hash], parts(want))
+                size_bytes += part_bytes or 0
+                if part_bytes is None:
+                    came.discard(want)
+            left -= came
+            hopeless |= {want for want in lists - came if given_up(want)}
         elif found is not None:
             hopeless |= {want for want in left if given_up(want)}
         if not left or (found is not None and (last or left <= hopeless)):
@@ -68,6 +82,28 @@ async def wait_for_evidence(
                 tuple(sorted(left, key=lambda want: (want.stage, want.microbatch, want.backward))), size_bytes
             )
         await asyncio.sleep(pause.next_s())
+
+
+async def _parts_bytes(store: OwnerStore, blob: str, list_bytes: int, num_parts: int) -> int | None:
+    """Bytes of all parts that the list names; None where one of them isn't there, or the list is none."""
+    if list_bytes != num_parts * PART_BYTES:
+        return None
+    try:
+        data = await store.get_blob(BlobHash(blob), list_bytes, deadline=Deadline.after(TIMEOUTS.store_request_s))
+        if await asyncio.to_thread(wire.blob_hash, data) != blob:
+            return None
+        named = sorted(set(decode_parts(data, num_parts)))
+    except IotaError as error:
+        logger.debug("audit evidence: {}", error)
+        return None
+    total = 0
+    for start in range(0, len(named), MAX_SIZES):
+        asked = named[start : start + MAX_SIZES]
+        found = await _sizes(store, asked)
+        if found is None or len(found) < len(asked):
+            return None
+        total += sum(found.values())
+    return total
 
 
 async def _sizes(store: OwnerStore, hashes: Collection[str]) -> dict[str, int] | None:

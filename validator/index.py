@@ -134,7 +134,7 @@ class RunIndex:
                 self._touch(state, event.microbatch, event.stage)
             case ev.NotAccumulated() | ev.ItemFailed():
                 self._touch(state, event.microbatch, event.stage - 1, event.stage, event.stage + 1)
-            case ev.ReplayLeased():
+            case ev.ReplayLeased() | ev.PartsMade():
                 pass
             case (
                 ev.Frozen()

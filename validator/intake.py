@@ -15,7 +15,7 @@ from subnet.words import CALIBRATION_STEP, Commitment, Member
 from validator import intake_audits
 from validator.intake_audits import Admitted as Admitted
 from validator.intake_audits import Ignored as Ignored
-from validator.lane_clocks import note_lane
+from validator.lane_clocks import note_lane, parts_made
 from validator.policy import Policy
 from validator.replicas import choose_stage
 from validator.suspects import note_lost
@@ -91,6 +91,8 @@ def admit(state: RunState, member: Member, claim: msg.AnyClaim, watch: Watch) ->
             return intake_audits.unusable(state, member, claim, watch)
         case msg.LaneClaim():
             return note_lane(state, member, claim, watch)
+        case msg.PartsClaim():
+            return parts_made(state, member, claim)
 
 
 # --- members -----------------------------------------------------------------------------------------------------

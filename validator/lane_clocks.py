@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 
-from subnet.protocol.messages import LaneClaim
+from subnet.protocol.messages import LaneClaim, PartsClaim
 from subnet.run import events as ev
 from subnet.run import state as st
 from subnet.run.state import RunState, StepWork
 from subnet.words import Member
 from validator.decision import Decision, because
-from validator.intake_audits import Ignored
+from validator.intake_audits import Admitted, Ignored
 from validator.item_speeds import item_s
 from validator.policy import Policy
 from validator.watch import Lane, Watch
 
 MAX_DOUBLINGS = 5
+DOUBTED_AFTER = 2
+"""Leases on one lane's stage that have been late before its neighbours' word is doubted."""
 
 
 def note_lane(state: RunState, member: Member, claim: LaneClaim, watch: Watch) -> Ignored:
@@ -33,9 +35,22 @@ def note_lane(state: RunState, member: Member, claim: LaneClaim, watch: Watch) -
     return Ignored("noted")
 
 
+def parts_made(state: RunState, member: Member, claim: PartsClaim) -> Admitted:
+    """Of a lane that is leased to it, or that it has receipted; each part once, in order."""
+    found = st.item(state, claim.step, claim.microbatch, claim.stage)
+    if found is None or found.member != member or found.generation != claim.generation or found.status == st.OPEN:
+        return Ignored("not the present lease")
+    known = found.backward_parts if claim.backward else found.forward_parts
+    end = st.num_parts(state, claim.microbatch)
+    if not claim.hashes or claim.first != len(known) + 1 or len(known) + len(claim.hashes) > end:
+        return Ignored("known, or out of order")
+    key = (claim.step, claim.microbatch, claim.stage, claim.generation, claim.backward)
+    return [ev.PartsMade(*key, claim.first, claim.hashes)]
+
+
 def late_lanes(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: Policy) -> list[Decision]:
     """Leases on lanes that are past their deadline, to be revoked."""
-    decided: list[Decision] = []
+    decided: dict[ev.Revoking, Decision] = {}
     for stage, live in enumerate(work.live):
         running = [m for m in sorted(live) if m < work.num_training and lane_runs(state, work, stage, m, watch)]
         load = Counter(work.items[stage][m].member for m in live if m < work.num_training)
@@ -50,11 +65,22 @@ def late_lanes(now_s: float, state: RunState, work: StepWork, watch: Watch, poli
             if watch.item_s(found.member) is None:
                 part_s = policy.lease_unknown_s
             deadline_s = max(policy.lease_min_s, policy.lease_factor * part_s * load[found.member])
+            deadline_s += watch.waits.boundaries_s(state, 2 * load[found.member])
             deadline_s *= 2 ** min(found.generation - 1, MAX_DOUBLINGS)
             if age_s >= deadline_s:
-                event = ev.Revoking(work.step, m, stage, found.generation)
-                decided.append(Decision(event, because("lease_late", age_s=age_s, deadline_s=deadline_s)))
-    return decided
+                late = because("lease_late", age_s=age_s, deadline_s=deadline_s)
+                decided.update({event: Decision(event, late) for event in _revoked(work, stage, m)})
+    return list(decided.values())
+
+
+def _revoked(work: StepWork, stage: int, m: int) -> list[ev.Revoking]:
+    """The late lease; once several have been late there, also those before and behind it: what they say that they made may
+    never have come."""
+    stages = [stage]
+    if work.items[stage][m].generation > DOUBTED_AFTER:
+        stages += [at for at in (stage - 1, stage + 1) if 0 <= at < len(work.items)]
+    leases = [(at, work.items[at][m]) for at in stages]
+    return [ev.Revoking(work.step, m, at, found.generation) for at, found in leases if found.status == st.LIVE]
 
 
 def lane_runs(state: RunState, work: StepWork, stage: int, m: int, watch: Watch) -> bool:

@@ -46,6 +46,9 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     boundaries: str
     boundary_code: str
     update_delay: int
+    lanes: int
+    """Of a round; 0: a merge each step."""
+    inner_steps: int
     audits: str
     """In words."""
 
@@ -326,6 +329,8 @@ def facts_of(config: RunConfig, cuts: tuple[int, ...], units: ModelUnits) -> Run
         boundaries=pipeline.boundaries,
         boundary_code=pipeline.boundary_code,
         update_delay=pipeline.update_delay,
+        lanes=config.lanes.count if config.lanes.on else 0,
+        inner_steps=config.lanes.inner_steps,
         audits=audits,
     )
 

@@ -27,6 +27,7 @@ from subnet.model.plan import ModelPlan
 from subnet.model.snapshots import LIMIT_MANIFEST_BYTES, ChunkRef, select_entries
 from subnet.model.snapshots import decode_manifest as decode_snapshot
 from subnet.protocol import wire
+from subnet.protocol.parts import PART_BYTES, decode_parts
 from subnet.protocol.wire import Buffer, is_blob_hash
 from subnet.words import ItemKey, short
 
@@ -118,12 +119,29 @@ def _all_named(case: Case, read: Read, held: int | None) -> Iterator[Needed]:
     yield from _of_state(case, plan, read, held)
     for partial in case.partials:
         for item in partial.items:
-            yield from (Needed(hash_, 0) for hash_ in (item.x, item.gradient) if hash_)
+            for hash_ in (item.x, item.gradient):
+                yield from _of_boundary(plan, hash_, read)
     if can_update(case) and case.update is not None:
         shared = shared_partitions(plan, case.stage)
         yield from (Needed(blob, size) for index, _, blob, size in case.update.partitions if index in shared)
     if case.partials and plan.needs_tokens(case.stage):
         yield from _of_tokens(case, plan, read)
+
+
+def _of_boundary(plan: ModelPlan, hash_: str, read: Read) -> Iterator[Needed]:
+    """A boundary; of a lane the list of its parts and what that names."""
+    if not hash_:
+        return
+    parts = num_parts(plan)
+    yield Needed(hash_, parts * PART_BYTES)
+    data = read(hash_) if parts else None
+    if data is not None:
+        yield from (Needed(part, 0) for part in decode_parts(data, parts))
+
+
+def num_parts(plan: ModelPlan) -> int:
+    """Of an item's boundaries; 0: they are whole."""
+    return plan.config.parts_per_item if plan.config.lanes.on else 0
 
 
 def _of_state(case: Case, plan: ModelPlan, read: Read, held: int | None) -> Iterator[Needed]:
@@ -153,12 +171,18 @@ def _of_tokens(case: Case, plan: ModelPlan, read: Read) -> Iterator[Needed]:
         return
     for partial in case.partials:
         for item in partial.items:
-            for shard, group in order.ranges_for(ItemKey(case.step, item.microbatch, case.stage)):
-                start, end = shard.row_group_range(group)
-                hash_ = shard.row_group_hashes[group]
-                if not is_blob_hash(hash_) or not is_blob_hash(shard.blob):
-                    raise InputError("the data manifest names tokens by what is no hash")
-                yield Needed(hash_, end - start, shard.blob, shard.size_bytes, start)
+            key = ItemKey(case.step, item.microbatch, case.stage)
+            for part in range(1, num_parts(plan) + 1) or (0,):
+                yield from _of_rows(order, key, part)
+
+
+def _of_rows(order: SampleOrder, item: ItemKey, part: int) -> Iterator[Needed]:
+    for shard, group in order.ranges_for(item, part):
+        start, end = shard.row_group_range(group)
+        hash_ = shard.row_group_hashes[group]
+        if not is_blob_hash(hash_) or not is_blob_hash(shard.blob):
+            raise InputError("the data manifest names tokens by what is no hash")
+        yield Needed(hash_, end - start, shard.blob, shard.size_bytes, start)
 
 
 def _order_of(case: Case, plan: ModelPlan, read: Read) -> SampleOrder | None:
@@ -240,15 +264,16 @@ class Bundle:
     def has(self, hash_: str) -> bool:
         return self._path(hash_).is_file()
 
-    def tokens(self, item: ItemKey) -> NDArray[np.integer[Any]]:
-        """The rows of an item, from row groups that are checked against the data manifest."""
+    def tokens(self, item: ItemKey, part: int = 0) -> NDArray[np.integer[Any]]:
+        """The rows of an item, or of one part of it, from row groups that are checked against the data manifest."""
         order = _order_of(self.case, self.plan, self.blob)
         if order is None:
             raise NotFound(f"the data manifest {short(self.case.planned.data)} isn't there")
         groups = {
-            (shard.blob, index): self.blob(shard.row_group_hashes[index]) for shard, index in order.ranges_for(item)
+            (shard.blob, index): self.blob(shard.row_group_hashes[index])
+            for shard, index in order.ranges_for(item, part)
         }
-        return order.assemble(item, groups)
+        return order.assemble(item, groups, part)
 
     def missing(self, held: int | None = None) -> list[Needed]:
         """What it lacks; ``held`` as for :func:`needed_blobs`."""

@@ -15,6 +15,7 @@ from subnet.model.memory import (
     backward_work_bytes,
     boundary_bytes,
     graph_bytes,
+    lane_bytes,
 )
 from subnet.model.plan import ModelPlan
 from subnet.model.snapshots import CHUNK_BYTES
@@ -66,6 +67,7 @@ def replay_memory(plan: ModelPlan, stage: int) -> StageMemory:
         MemoryTerm("gradients and work", backward_work_bytes(plan, stage), "compute"),
         MemoryTerm("boundaries", boundaries, "compute"),
         MemoryTerm("sums", 2 * per_sum, "compute"),
+        MemoryTerm("lane", lane_bytes(plan, stage), "compute"),
         MemoryTerm("sums", 2 * per_sum, "merge"),
         MemoryTerm("slices of a sum", sum(sizes), "merge"),
         MemoryTerm("merged partition", 2 * max(sizes), "merge"),

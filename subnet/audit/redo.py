@@ -18,6 +18,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from torch import Tensor
 
+from subnet.audit.bundle import num_parts
 from subnet.audit.case import (
     Case,
     Findings,
@@ -33,6 +34,7 @@ from subnet.audit.case import (
     root_digest,
 )
 from subnet.audit.check import can_update, check_case, needed_version, shared_partitions
+from subnet.audit.redo_lane import LaneSource, redo_lane
 from subnet.audit.shadow import Blobs, Buffer, ShadowPool, Tick, WrongRoots, no_tick, opened
 from subnet.audit.tolerance import Computed, Elsewhere, Measure, SumsApart, sums_apart
 from subnet.engine.stage_executor import PartialKey, StageExecutor, StagePartial
@@ -42,11 +44,11 @@ from subnet.errors import InputError, IotaError
 from subnet.model.items import ItemFailed, ItemShape, failure_hash
 from subnet.model.plan import ModelPlan
 from subnet.numerics.fixed_point import NonFiniteGradient, host_exponents
-from subnet.run.schedule import bits_fp32
+from subnet.run.schedule import bits_fp32, terms_of
 from subnet.words import ItemKey, Member, short
 
-Tokens = Callable[[ItemKey], NDArray[np.integer]]
-"""The rows of an item; asked at the first and last stage only."""
+Tokens = Callable[..., NDArray[np.integer]]
+"""The rows of an item (of a lane: and the part, from 1); asked at the first and last stage only."""
 
 GRAPH_BUDGET_BYTES = 1 << 30
 
@@ -134,6 +136,8 @@ class _Replay:
     tick: Tick
     compute_s: float = 0.0
     num_redone: int = 0
+    num_parts: int = field(init=False)
+    """Of an item's boundaries; 0: they are whole."""
     _executor: StageExecutor = field(init=False)
     _merge: StageMerge = field(init=False)
     _total: StagePartial | None = field(init=False, default=None)
@@ -144,11 +148,13 @@ class _Replay:
 
     def __post_init__(self) -> None:
         case = self.case
+        self.num_parts = num_parts(self.plan)
         if not self.state.holds(needed_version(case)):
             raise InputError(f"step {case.step} needs state {needed_version(case)}, not {self.state.next_step}")
         self._executor = StageExecutor(
             self.plan, case.stage, self.state, graph_budget_bytes=max(1, self.graph_budget_bytes)
         )
+        self._executor.terms = terms_of(case.terms, case.step)
         self._merge = StageMerge(self.plan, case.stage, _ScalesOf(self.state, case.step))
         self._shape = ItemShape.of(self.plan)
         self._is_first, self._is_last = self.plan.is_first(case.stage), self.plan.is_last(case.stage)
@@ -205,6 +211,7 @@ class _Replay:
             computed = self._compute(item, given, key)
         except ItemFailed as failed:
             self._executor.drop_graph(item)
+            self._executor.drop_lane(item)
             if not _is_of_the_work(failed):
                 raise MachineFault(f"{failed.reason}", hint="more memory, or another machine of the class") from failed
             if self.measure is None:
@@ -220,6 +227,11 @@ class _Replay:
 
     def _compute(self, item: ItemKey, given: ItemCase, key: PartialKey) -> Computed:
         """Forward and backward; what comes out is added to the partial, whole or (:class:`ItemFailed`) not at all."""
+        if self.num_parts:
+            source = LaneSource(self.blobs, self.tokens, self._check_input, self.num_parts)
+            redone, compute_s = redo_lane(self._executor, source, item, given, key)
+            self.compute_s += compute_s
+            return Computed(redone, None, None)
         x = self.blobs(given.x) if given.x else None
         gradient = self.blobs(given.gradient) if given.gradient else None
         rows = self.tokens(item) if self.plan.needs_tokens(self.case.stage) else None

@@ -141,7 +141,7 @@ class Replayer:
         ours, theirs = self._golden[key], case.hardware_class[case.stage]
         if ours == theirs:
             return None
-        if not request.tolerant:
+        if not request.tolerant or bundle.plan.config.lanes.on:  # what differs a little grows with each inner step
             raise OtherHardware(
                 f"this machine's class at stage {case.stage} is {short(ours)}, the run's is {short(theirs)}",
                 hint="replay it on a machine of the run's hardware class",

@@ -44,6 +44,7 @@ class Budgets(msgspec.Struct, frozen=True):
     kept_steps: int = AUDIT_WINDOW_STEPS
     graph_memory_bytes: int = 4 << 30
     boundary_memory_bytes: int = 512 << 20
+    lane_memory_bytes: int = 8 << 30
 
 
 class MemoryTerm(msgspec.Struct, frozen=True):
@@ -206,6 +207,12 @@ def lane_bytes(plan: ModelPlan, stage: int) -> int:
     return 8 * trained + moments + bf16_copy_bytes(plan, stage)
 
 
+def lanes_at_once(plan: ModelPlan, stage: int, budgets: Budgets) -> int:
+    """Lanes that one of the stage's replicas works at in turns, as many as its memory takes."""
+    own = -(-plan.config.num_items // budgets.replicas)
+    return min(own, max(1, budgets.lane_memory_bytes // max(1, lane_bytes(plan, stage))))
+
+
 def _lane_terms(plan: ModelPlan, stage: int, num_lanes: int) -> tuple[MemoryTerm, ...]:
     """All lanes of a member may live at once; the buffers of one stay for the next round."""
     one = lane_bytes(plan, stage)
@@ -296,8 +303,13 @@ def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) ->
     retained = max(graph, min(graph * in_flight, given.graph_memory_bytes))
     directions = (not plan.is_first(stage)) + (not plan.is_last(stage))
     own_items = -(-plan.config.num_items // given.replicas) * plan.config.parts_per_item
+    own_lanes = lanes_at_once(plan, stage, given) if plan.config.lanes.on else 1
     step_blobs = directions * own_items * boundary_bytes(plan)
     blobs = max(step_blobs, min(step_blobs * (given.kept_steps + 1), given.boundary_memory_bytes))
+    received = step_blobs
+    if plan.config.lanes.on:  # of a round most lies on disk, whoever made it
+        blobs, received = min(2 * step_blobs, given.boundary_memory_bytes), 0
+        retained = max(graph, min(graph * in_flight * own_lanes, given.graph_memory_bytes))
     waiting = directions * WAITING_INPUTS * boundary_bytes(plan)
     terms: tuple[MemoryTerm, ...] = (
         MemoryTerm("weights", 4 * held),
@@ -306,7 +318,7 @@ def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) ->
         MemoryTerm("scales", (BYTES_PER_BLOCK_STATE + BYTES_PER_BLOCK_STEP) * blocks),
         MemoryTerm("accumulator", 4 * elements),
         MemoryTerm("boundary blobs", blobs),
-        MemoryTerm("received boundaries", step_blobs),
+        MemoryTerm("received boundaries", received),
         MemoryTerm("torch overhead", TORCH_OVERHEAD_BYTES),
         MemoryTerm("retained graphs", retained, "compute"),
         MemoryTerm("gradients and work", backward_work_bytes(plan, stage), "compute"),
@@ -318,7 +330,7 @@ def stage_memory(plan: ModelPlan, stage: int, budgets: Budgets | None = None) ->
         MemoryTerm("merged slices", packed, "merge"),
     )
     if plan.config.lanes.on:
-        terms = (*terms, *_lane_terms(plan, stage, -(-plan.config.num_items // given.replicas)))
+        terms = (*terms, *_lane_terms(plan, stage, own_lanes))
     if plan.config.pipeline.update_delay:
         terms = (*terms, *_terms_ahead(terms, blocks))
     slack = int(HEAP_SLACK * StageMemory(stage, terms).peak_bytes)

@@ -40,6 +40,8 @@ def hashes_of(claim: msg.AnyClaim) -> tuple[str, ...]:
             return tuple(want.hash for want in claim.wants)
         case msg.WitnessClaim():
             return (claim.digest,) if claim.digest else ()
+        case msg.PartsClaim():
+            return claim.hashes
         case _:
             return ()
 
@@ -55,6 +57,8 @@ def numbers_of(claim: msg.AnyClaim) -> tuple[int, ...]:
             return claim.audit, *(number for want in claim.wants for number in (want.stage, want.microbatch))
         case msg.WitnessClaim():
             return (claim.case,)
+        case msg.PartsClaim():
+            return claim.step + 1, claim.microbatch, claim.stage, claim.generation, claim.first
         case msg.LaneClaim():
             return claim.step + 1, claim.microbatch, claim.stage, claim.generation, claim.forwards, claim.backwards
         case _:

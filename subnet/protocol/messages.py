@@ -118,6 +118,18 @@ class LaneClaim(Claim, tag="Q", frozen=True):
     backwards: int
 
 
+class PartsClaim(Claim, tag="O", frozen=True):
+    """Parts of my lane's boundary are in the store, the first of these hashes being part ``first``."""
+
+    step: int
+    microbatch: int
+    stage: int
+    generation: int
+    backward: bool
+    first: int
+    hashes: tuple[str, ...]
+
+
 class MissingClaim(Claim, tag="M", frozen=True):
     """``microbatch``'s boundary into ``stage`` can't be had: the forward one (``backward`` False) or the gradient."""
 
@@ -235,6 +247,7 @@ AnyClaim = (
     | WitnessClaim
     | UnusableClaim
     | LaneClaim
+    | PartsClaim
 )
 
 

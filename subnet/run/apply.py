@@ -56,6 +56,7 @@ from subnet.run.work import (
     apply_leased,
     apply_microbatch_skipped,
     apply_not_accumulated,
+    apply_parts_made,
     apply_replay_leased,
     apply_revoking,
     apply_voided,
@@ -118,6 +119,8 @@ def _dispatch(state: RunState, event: ev.AnyEvent) -> None:
             apply_revoking(state, event)
         case ev.NotAccumulated():
             apply_not_accumulated(state, event)
+        case ev.PartsMade():
+            apply_parts_made(state, event)
         case ev.Voided():
             apply_voided(state, event)
         case ev.ItemFailed():

@@ -186,6 +186,19 @@ class Backwarded(Event, tag="Backwarded", frozen=True):
     """Hash of the forward's output, where no :class:`Forwarded` has said it."""
 
 
+class PartsMade(Event, tag="PartsMade", frozen=True):
+    """Parts of a lane's boundary that go through the store are there: nobody finds them otherwise before the lane's end."""
+
+    step: int
+    microbatch: int
+    stage: int
+    generation: int
+    backward: bool
+    first: int
+    """The part, from 1, that the first hash is of."""
+    hashes: tuple[str, ...]
+
+
 class Voided(Event, tag="Voided", frozen=True):
     """The member's partial of (step, stage) is void: its leases there are open again, its epoch is one higher."""
 
@@ -298,6 +311,7 @@ AnyEvent = (
     | NotAccumulated
     | Forwarded
     | Backwarded
+    | PartsMade
     | Voided
     | ItemFailed
     | MicrobatchSkipped

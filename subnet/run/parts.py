@@ -55,6 +55,9 @@ class Item(msgspec.Struct, array_like=True):
     backward_by: Saying | None = None
     contradictions: int = 0
     """How often a hotkey said something else than itself before, of the same inputs."""
+    forward_parts: tuple[str, ...] = ()
+    """Of a lane: hashes of its boundary's first parts, as far as they were said to be in the store."""
+    backward_parts: tuple[str, ...] = ()
     again: bool = False
     """Open since an input was made again: for the same member first, which has said the rest of it already."""
 

@@ -41,6 +41,7 @@ _ITEM_EVENTS = (
     ev.NotAccumulated,
     ev.Forwarded,
     ev.Backwarded,
+    ev.PartsMade,
     ev.ItemFailed,
 )
 _MERGE_EVENTS = (

@@ -12,6 +12,7 @@ from subnet.run.events import (
     Leased,
     MicrobatchSkipped,
     NotAccumulated,
+    PartsMade,
     ReplayLeased,
     Revoking,
     Voided,
@@ -36,6 +37,7 @@ from subnet.run.state import (
     is_evaluation,
     is_sealed,
     num_counted,
+    num_parts,
     work_at,
 )
 from subnet.words import Member
@@ -142,6 +144,22 @@ def apply_backwarded(state: RunState, event: Backwarded) -> None:
     _note_said(state, event.step, event.microbatch, event.stage)
     work.live[event.stage].discard(event.microbatch)
     work.done[event.stage] += 1
+
+
+def apply_parts_made(state: RunState, event: PartsMade) -> None:
+    """Also of a lane that is receipted: whoever has it now may not be reached otherwise."""
+    _, found = _item(state, event.step, event.microbatch, event.stage)
+    name = f"t{event.step}/m{event.microbatch}/s{event.stage}"
+    require(found.status != OPEN and found.generation == event.generation, f"parts of {name}, which has no such lease")
+    held = found.backward_parts if event.backward else found.forward_parts
+    last = event.first + len(event.hashes) - 1
+    require(
+        event.first == len(held) + 1 and last <= num_parts(state, event.microbatch), f"parts of {name} out of order"
+    )
+    if event.backward:
+        found.backward_parts = (*held, *event.hashes)
+    else:
+        found.forward_parts = (*held, *event.hashes)
 
 
 def _note_said(state: RunState, step: int, microbatch: int, stage: int) -> None:
@@ -295,6 +313,7 @@ def _let_go(work: StepWork, found: Item, microbatch: int) -> None:
 
 def _forget_results(found: Item) -> None:
     found.forwarded, found.forward_hash, found.backward_hash, found.loss_bits = False, "", "", None
+    found.forward_parts, found.backward_parts = (), ()
 
 
 def reset_merge(merge: Merge) -> None:

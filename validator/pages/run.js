@@ -114,7 +114,7 @@ class Head {
     const { summary, facts } = overview;
     text(this.name, summary.name);
     if (this.state.textContent !== summary.state) this.state.replaceChildren(pill(summary.state));
-    text(this.facts, `${scaled(facts.num_parameters)} parameters · ${plural(facts.stages.length, "stage")} · ${plural(facts.microbatches, "microbatch").replace("chs", "ches")} · ${count(facts.tokens_per_step)} tokens a step${facts.update_delay ? " · delayed updates" : ""}${facts.boundary_code === "raw" ? "" : ` · ${facts.boundary_code} boundaries`}`);
+    text(this.facts, `${scaled(facts.num_parameters)} parameters · ${plural(facts.stages.length, "stage")} · ${facts.lanes ? `${plural(facts.lanes, "lane")} of ${plural(facts.inner_steps, "inner step")}` : plural(facts.microbatches, "microbatch").replace("chs", "ches")} · ${count(facts.tokens_per_step)} tokens a ${facts.lanes ? "round" : "step"}${facts.update_delay ? " · delayed updates" : ""}${facts.boundary_code === "raw" ? "" : ` · ${facts.boundary_code} boundaries`}`);
     this.progress.max = summary.steps || 1;
     this.progress.value = summary.step;
     text(this.progressText, `step ${count(summary.step)} of ${count(summary.steps)} · ${share(summary.step / (summary.steps || 1), 1)}${left(summary, history)}`);
