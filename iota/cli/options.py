@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,3 +21,22 @@ Endpoint = Annotated[str | None, typer.Option("--subtensor.chain_endpoint", help
 Netuid = Annotated[int, typer.Option("--netuid", help="Subnet number.")]
 ValidatorUrl = Annotated[str, typer.Option("--validator.url", help="Base URL of the validator.")]
 ValidatorHotkey = Annotated[str | None, typer.Option("--validator.hotkey", help="Hotkey that must answer there.")]
+Journal = Annotated[
+    str,
+    typer.Option(
+        "--journal", help="postgresql://USER@HOST/DATABASE, where the validator has one; without it files in --dir."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON on stdout; its fields only ever grow.")]
+
+
+def print_json(what: Any) -> None:
+    """One JSON value on stdout, indented; structs by their fields, paths as text."""
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(what, enc_hook=str), indent=2).decode(), flush=True)
+
+
+def to_stderr(text: str) -> None:
+    """What is said beside a JSON value."""
+    print(text, file=sys.stderr, flush=True)
