@@ -42,11 +42,12 @@ class FinetuneReference(Reference):
         super().__init__(config, model_config, tokens, tokens_holdout, cuts=cuts)
 
     def find_parameters(self) -> dict[str, Tensor]:
+        model: Any = self.model
         if self.section.kind == "lora":
             from peft import LoraConfig, inject_adapter_in_model
 
             targets = list(self.section.targets) or [
-                name for name, m in self.model.model.named_modules() if type(m) is torch.nn.Linear
+                name for name, m in model.model.named_modules() if type(m) is torch.nn.Linear
             ]
             lora = LoraConfig(
                 r=self.section.rank,
@@ -54,7 +55,8 @@ class FinetuneReference(Reference):
                 target_modules=targets,
                 layers_to_transform=list(self.section.layers) or None,
             )
-            self.model = inject_adapter_in_model(lora, self.model).eval()
+            wrapped: Any = inject_adapter_in_model(lora, self.model)
+            self.model: Any = wrapped.eval()
         state = self.model.state_dict(keep_vars=True)
         renamed = {name.replace(".base_layer.", ".").replace(".default.", "."): t for name, t in state.items()}
         for name, parameter in renamed.items():

@@ -108,7 +108,12 @@ def export_run(
         atomic_write(tokenizer, fetch.small(info.tokenizer), durable=False)
         written = adapter_specs(plan) if lora and not merged else base_specs(plan)
         count = sum(spec.num_elements for spec in written)
-        described = {"step": info.step, "root": root, "num_parameters": count, "adapter": lora and not merged}
+        described: dict[str, Any] = {
+            "step": info.step,
+            "root": root,
+            "num_parameters": count,
+            "adapter": lora and not merged,
+        }
         card = model_card(config, architecture.model_config, **described)
         beside: dict[str, Any] = {"tokenizer": tokenizer, "carried": _carried(fetch, info), "card": card}
 
