@@ -171,7 +171,7 @@ def estimate(run: RunFacts, machine: Machine, chain: ChainFacts | None) -> Estim
     replicas = [_replicas(run, stage, machine) for stage in range(len(run.stages))]
     placed = place_joiner(replicas)
     offers = tuple(_offer(run, machine, chain, stage, replicas[stage]) for stage in range(len(run.stages)))
-    wanted, says = _class(run.hardware_class, machine.hardware_class)
+    wanted, says = class_fits(run.hardware_class, machine.hardware_class)
     return Estimate(
         run=run.run,
         state=run.state,
@@ -232,7 +232,7 @@ def _tokens_per_day(score: float, chain: ChainFacts | None) -> float | None:
     return score * (1.0 - chain.burn_share) * chain.miners_per_tempo * DAY_S / chain.tempo_s
 
 
-def _class(wanted: tuple[str, ...] | None, own: tuple[str, ...]) -> tuple[bool | None, str]:
+def class_fits(wanted: tuple[str, ...] | None, own: tuple[str, ...]) -> tuple[bool | None, str]:
     if wanted is None:
         return None, "the run's hardware class isn't settled yet: the first machines that agree make it"
     if wanted == own:

@@ -40,7 +40,7 @@ def look_at_run(remote: Remote, run: str | None, deadline: Deadline) -> tuple[Ru
     status = remote.status(deadline, run=name, steps=FEW_STEPS)
     if len(status.steps) >= FEW_STEPS and sum(step.seconds for step in status.steps) < DAY_S:
         status = remote.status(deadline, run=name, steps=ALL_STEPS)
-    info, listed = remote.export_info(name, None, deadline), remote.scores(deadline)
+    info, listed = remote.plan_info(name, deadline), remote.scores(deadline)
     plan = plan_of(info)
     last_sealed_s = max((score.last_sealed_s for score in listed.scores), default=0.0)
     num_steps, covered_s = last_day(status.steps, max(0.0, listed.time_s - last_sealed_s))

@@ -55,6 +55,10 @@ class Remote:
         query = "" if step is None else f"?step={step}"
         return self._get(f"/v1/runs/{quote(name, safe='')}/export{query}", ExportInfo, deadline)
 
+    def plan_info(self, name: str, deadline: Deadline) -> ExportInfo:
+        """The run as its members compute it, whether it has begun or not; it has no snapshots."""
+        return self._get(f"/v1/runs/{quote(name, safe='')}/plan", ExportInfo, deadline)
+
     def scores(self, deadline: Deadline) -> ScoreList:
         return self._get("/v1/scores", ScoreList, deadline)
 

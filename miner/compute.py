@@ -53,6 +53,8 @@ class ComputeThread:
         self._on_start = on_start
         self.running: object | None = None
         self.busy_s: dict[str, float] = {}
+        self.num_done: dict[str, int] = {}
+        """Jobs that have ended, by kind."""
         self._kind_of = kind_of
         self._began_s = time.perf_counter()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -125,6 +127,7 @@ class ComputeThread:
             spent = time.perf_counter() - started
             kind = self._kind_of(job.key)
             self.busy_s[kind] = self.busy_s.get(kind, 0.0) + spent
+            self.num_done[kind] = self.num_done.get(kind, 0) + 1
             self.running = None
             try:
                 self._loop.call_soon_threadsafe(_settle, job.future, result, failure)

@@ -21,6 +21,7 @@ from miner.tokens import TokenSource
 from subnet.engine.stage_executor import PartialKey, StageExecutor, StagePartial
 from subnet.engine.stage_merge import StageMerge
 from subnet.engine.stage_state import StageState
+from subnet.errors import Refusal
 from subnet.model.plan import ModelPlan
 from subnet.net.base import PeerAddress
 from subnet.protocol.signing import Signer
@@ -87,6 +88,11 @@ class RunContext:
     reachable: bool = True
     """Whether other miners can connect to this one: else all that travels to or from it goes through the store."""
     stage: StageWork | None = None
+    peak_flops_per_s: float = 0.0
+    """Of the device, by matrix products in the run's precision; 0: not measured."""
+    on_refused: Callable[[Refusal], None] = lambda refusal: None
+    """The validator doesn't let this miner in (yet)."""
+    on_let_in: Callable[[], None] = lambda: None
     wake: Callable[[], None] = lambda: None
     background: Callable[[Coroutine[Any, Any, None]], None] = lambda work: work.close()
     """Run something beside the pump; its failure is logged."""

@@ -144,8 +144,15 @@ class ValidatorFinder:
     Whoever took over is asked first from then on: the URLs given may be those of the one that is gone.
     """
 
-    def __init__(self, settings: MinerSettings, signer: Signer, chain: Chain) -> None:
+    def __init__(
+        self,
+        settings: MinerSettings,
+        signer: Signer,
+        chain: Chain,
+        on_wait: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self._settings, self._signer, self._chain = settings, signer, chain
+        self._on_wait = on_wait
         self._metagraph: Metagraph | None = None
         self._read_at_s = 0.0
         self._successor: ValidatorAddress | None = None
@@ -172,6 +179,7 @@ class ValidatorFinder:
                 raise
             except IotaError as error:
                 reason = f"no validator yet: {error}"
+            self._on_wait(reason)
             if reason != said:
                 said = reason
                 logger.info(reason)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -9,7 +12,16 @@ import torch
 from subnet.errors import ConfigError
 from subnet.model.stage import prepare_torch
 
-__all__ = ["choose_device", "free_memory", "limit_memory", "memory_taken", "prepare_torch"]
+__all__ = [
+    "choose_device",
+    "free_memory",
+    "give_memory_back",
+    "gpu_number",
+    "limit_memory",
+    "matmul_flops",
+    "memory_taken",
+    "prepare_torch",
+]
 
 CUDA_CONTEXT_BYTES = 512 << 20
 """What a second process takes of a CUDA device before it computes anything."""
@@ -61,3 +73,41 @@ def free_memory(device: str, limit_bytes: int | None = None) -> int:
         return _UNKNOWN_BYTES  # another system: nobody knows
     kib = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     return int(next(kib, _UNKNOWN_BYTES >> 10)) << 10
+
+
+def gpu_number(wanted: str) -> int | None:
+    """Which CUDA device a miner with this ``--device`` uses; None: the processor."""
+    device = torch.device(choose_device(wanted))
+    return (device.index or 0) if device.type == "cuda" else None
+
+
+def give_memory_back() -> None:
+    """What a turn that has ended left in caches; a CUDA context of half a gigabyte stays with the process."""
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def matmul_flops(
+    name: str, kind: str, *, seconds: float, size: int = 0, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """FLOP/s of a square matrix product in ``fp32`` or ``bf16``, the best of those done in the time.
+
+    ``size``: of its sides; 0: 4096 on a card, 512 on a processor.
+    """
+    where = torch.device(name)
+    size = size or (4096 if where.type == "cuda" else 512)
+    one = torch.ones(size, size, device=where, dtype=torch.float32 if kind == "fp32" else torch.bfloat16)
+
+    def once() -> float:
+        began = clock()
+        torch.mm(one, one)
+        if where.type == "cuda":
+            torch.cuda.synchronize(where)
+        return clock() - began
+
+    once()  # the first pays for the library's start
+    best, until = once(), clock() + seconds
+    while clock() < until:
+        best = min(best, once())
+    return 2.0 * size**3 / best

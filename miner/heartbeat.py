@@ -35,6 +35,7 @@ class Target(msgspec.Struct, frozen=True):
     receiver: str
     boot: str
     clock_offset_ns: int
+    peak_flops_per_s: float = 0.0
 
 
 @dataclass
@@ -115,7 +116,7 @@ def _last_words(signer: Signer, target: Target) -> None:
 def _send(signer: Signer, target: Target, *, ticks: int, suspect: str = "") -> bool:
     """One heartbeat, and whether it was answered; a failure is what silence means to the validator, so nobody is told."""
     parts = urllib.parse.urlsplit(target.url)
-    body = msgspec.msgpack.encode(Heartbeat(PROTOCOL_VERSION, target.boot, ticks, suspect))
+    body = msgspec.msgpack.encode(Heartbeat(PROTOCOL_VERSION, target.boot, ticks, suspect, target.peak_flops_per_s))
     path = "/v1/heartbeat"
     wall_ns = time.time_ns() + target.clock_offset_ns
     headers = signer.sign_request(method="POST", target=path, body=body, receiver=target.receiver, wall_ns=wall_ns)

@@ -61,7 +61,8 @@ class Joiner:
                 await asyncio.sleep(0.1)
                 continue
             wait_s = backoff.next_s()
-            target = Target(self._client.base_url, self._client.receiver, self.boot, self._client.offset_ns)
+            client = self._client
+            target = Target(client.base_url, client.receiver, self.boot, client.offset_ns, context.peak_flops_per_s)
             self._heartbeat.aim(target)
             request = JoinRequest(
                 version=PROTOCOL_VERSION,
@@ -88,7 +89,9 @@ class Joiner:
         convicted_before, self._convicted = self._convicted, refusal is not None and refusal.code == Convicted.code
         if refusal is None:
             self._reasons.forget("join")
+            self._context.on_let_in()
             return 0.5
+        self._context.on_refused(refusal)
         if convicted_before and self._convicted and refusal.retry_after is None:
             raise Convicted(refusal.reason, hint=f"{refusal.hint or HOW_TO_APPEAL}; then start this miner again")
         said_now = self._reasons.note("join", refusal.code, refusal.reason)

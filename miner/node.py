@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from loguru import logger
 
@@ -22,24 +21,37 @@ from miner.compute import ComputeThread
 from miner.context import RunContext
 from miner.directives import Directives
 from miner.find_validator import Answered, LossWatch, ValidatorFinder, still_leads
-from miner.hardware import choose_device, limit_memory, memory_taken, prepare_torch
+from miner.hardware import (
+    choose_device,
+    give_memory_back,
+    gpu_number,
+    limit_memory,
+    matmul_flops,
+    memory_taken,
+    prepare_torch,
+)
 from miner.heartbeat import HeartbeatHandle
+from miner.idle import Looker, watch_idle
 from miner.joining import Convicted
+from miner.log_tail import LogLine, LogTail
 from miner.member_items import kind_of
 from miner.member_links import Links
 from miner.page_http import TOKEN_FILE, MinerPage, page_token
 from miner.page_view import CapsChange, MinerView, view_of
+from miner.page_watch import PageWatch
 from miner.reach import find_reach
 from miner.run_member import RunMember
 from miner.settings import MinerSettings
 from miner.tokens import TokenSource
+from miner.told import ToldKeeper
+from miner.turns import first_of, first_record, plan_of
 from subnet.chain.connect import connect_chain
 from subnet.errors import NotFound
 from subnet.model.data import SampleOrder, decode_manifest
 from subnet.model.hardware_class import hardware_class
 from subnet.model.memory import boundary_bytes
 from subnet.model.own_code import CodeNotAllowed, check_code
-from subnet.model.plan import ModelPlan, ModelUnits
+from subnet.model.plan import ModelPlan
 from subnet.net.base import TransportLimits
 from subnet.net.border import listen
 from subnet.net.client import SignedClient
@@ -67,18 +79,24 @@ class MinerNode:
         self._caps = Caps(settings)
         self._security = Security(settings.tls, settings.trusted)
         self._store = BlobClient(upload=self._caps.upload, download=self._caps.download)
-        self._finder = ValidatorFinder(settings, signer, self._chain)
+        self._told = ToldKeeper(self._directory)
+        self._finder = ValidatorFinder(settings, signer, self._chain, on_wait=self._told.waits_for_run)
         self._client: SignedClient | None = None
         self._member: RunMember | None = None
         self._done: set[str] = set()
         self._working = asyncio.Event()
-        self._working.set()
+        self._wanted, self._rests = True, "the machine to have been idle for a while" if settings.idle.only else ""
+        self._log = LogTail()
+        self._watch = PageWatch(settings.device)
         self._turn: asyncio.Task[None] | None = None
         self._score: tuple[float, ScoreDetail] | None = None
         self.finished = asyncio.Event()
 
     async def run(self) -> None:
-        """Run after run, forever, with pauses where the operator wants them."""
+        """Run after run, forever, with pauses where the operator wants them or the machine is in use."""
+        self._told.say()
+        if not self._rests:
+            self._working.set()
         while True:
             await self._working.wait()
             self._turn = asyncio.create_task(self._run_after_run(), name="runs")
@@ -132,7 +150,7 @@ class MinerNode:
         return await first_of(self._take_part(client, run, directives), watch.run())
 
     async def _take_part(self, client: SignedClient, run: str, directives: Directives) -> None:
-        planned = await _first_record(directives)
+        planned = await first_record(directives)
         compute: ComputeThread | None = None
         transport: StreamTransport[AnyPeerFrame] | None = None
         member: RunMember | None = None
@@ -144,7 +162,12 @@ class MinerNode:
             device = choose_device(self._settings.device)
             limit_memory(device, self._caps.vram_bytes)
             golden = await compute.submit("golden", (0,), lambda: hardware_class(plan, device))
+            kind = plan.config.precision.compute
+            peak = await compute.submit("golden", (0,), lambda: matmul_flops(device, kind, seconds=0.05))
             context = await self._context(client, planned, plan, directives, compute, device)
+            context.peak_flops_per_s = self._watch.flops.peak_flops_per_s = peak
+            context.on_refused = lambda refusal: self._told.note(client.base_url, run, refusal)
+            context.on_let_in = self._told.forget
             links = Links(context)
             transport = self._transport(plan, links, client.receiver)
             await transport.start()
@@ -242,8 +265,23 @@ class MinerNode:
             self._caps.report(0 if context is None else memory_taken(context.device)),
             context,
             validator=self._client.base_url if self._client is not None else "",
-            wanted=self._working.is_set(),
+            wanted=self._wanted,
+            rests=self._rests,
+            told=self._told.now,
+            machine=self._watch.machine,
+            speed=self._watch.flops.speed(),
         )
+
+    def start_log(self) -> Callable[[], None]:
+        """Keep the log's last lines for the page; the answer ends it."""
+        return self._log.start()
+
+    def logs(self, after: int) -> tuple[LogLine, ...]:
+        return self._log.after(after)
+
+    async def watch_machine(self) -> None:
+        """For ever, for the page."""
+        await self._watch.keep(lambda: self._member.context if self._member is not None else None)
 
     async def own_score(self) -> ScoreDetail:
         if self._client is None:
@@ -260,16 +298,28 @@ class MinerNode:
         logger.info("limits changed on the page: {}", line(self._caps.report(0)))
 
     async def set_working(self, working: bool) -> None:
-        """Without work its leases go back, then nothing is done."""
-        if working == self._working.is_set():
+        """What the operator wants. Without work its leases go back, then nothing is done."""
+        if working != self._wanted:
+            logger.info("{} on the page", "started" if working else "stopped")
+            self._wanted = working
+            await self._work_or_rest()
+
+    async def set_resting(self, why: str) -> None:
+        """``why``: the machine is in use; empty: it is idle."""
+        before, self._rests = self._rests, why
+        if bool(before) == bool(why):
             return
-        logger.info("{} on the page", "started" if working else "stopped")
-        if working:
+        logger.info("rests and waits for {}" if why else "works: the machine is idle", why)
+        await self._work_or_rest()
+
+    async def _work_or_rest(self) -> None:
+        if self._wanted and not self._rests:
             self._working.set()
             return
         self._working.clear()
         await self.leave()
         await self._end_turn()
+        await asyncio.to_thread(give_memory_back)
 
     async def leave(self) -> None:
         """Hand leases back (SIGTERM)."""
@@ -283,51 +333,6 @@ class MinerNode:
         await self._chain.close()
 
 
-async def first_of(work: Coroutine[Any, Any, None], watch: Coroutine[Any, Any, Answered]) -> Answered | None:
-    """What the watch returns, after the work was cancelled and has cleaned up; None when the work ended first."""
-    working, watching = (
-        asyncio.create_task(work, name="taking part"),
-        asyncio.create_task(watch, name="validator watch"),
-    )
-    tasks = {working, watching}
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        found = watching.result() if watching.done() and watching.exception() is None else None
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        if found is not None and not working.cancelled():
-            await found.client.close()  # the work ended by itself at that very moment
-    if not working.cancelled():
-        working.result()
-        return None
-    return watching.result()
-
-
-async def _first_record(directives: Directives) -> RunPlanned:
-    """Follow the stream just far enough to know the run."""
-    follower = asyncio.create_task(directives.follow(), name="directives")
-    try:
-        while directives.state.run is None:
-            changed = asyncio.create_task(directives.changed.wait())
-            await asyncio.wait({changed, follower}, return_when=asyncio.FIRST_COMPLETED)
-            changed.cancel()
-            directives.changed.clear()
-            if follower.done():
-                follower.result()
-    finally:
-        follower.cancel()
-        await asyncio.wait({follower})
-    return directives.state.run
-
-
-def plan_of(planned: RunPlanned) -> ModelPlan:
-    """The run as this process computes it."""
-    units = ModelUnits(planned.unit_tensors, planned.unit_flops_per_token, planned.tied)
-    return ModelPlan(planned.config, planned.model_config, units, planned.cuts)
-
-
 async def _serve(settings: MinerSettings, signer: Signer, heartbeat: HeartbeatHandle) -> None:
     node = MinerNode(settings, signer, heartbeat)
     service = Service("miner")
@@ -336,6 +341,10 @@ async def _serve(settings: MinerSettings, signer: Signer, heartbeat: HeartbeatHa
     service.forever("node", node.run)
     if settings.page_port:
         service.forever("page", lambda: _serve_page(node, settings, signer))
+        service.forever("machine", node.watch_machine)
+    if settings.idle.only:
+        number = gpu_number(settings.device)
+        service.forever("idle", lambda: watch_idle(settings.idle, Looker(number).look, node.set_resting))
 
     async def stop_when_finished() -> None:
         await node.finished.wait()
@@ -350,11 +359,13 @@ async def _serve_page(node: MinerNode, settings: MinerSettings, signer: Signer) 
     directory = settings.directory.expanduser()
     token = await asyncio.to_thread(page_token, directory)
     app = MinerPage(node, token, directory / TOKEN_FILE).app(signer.hotkey)
+    end_log = node.start_log()
     listener = await listen(app, "127.0.0.1", settings.page_port)
     try:
         logger.info("this miner's page: {}/ (changes take the token in {})", listener.url, directory / TOKEN_FILE)
         await asyncio.Event().wait()
     finally:
+        end_log()
         await listener.close()
 
 

@@ -1,7 +1,8 @@
 """The miner's page on a port of this machine alone. Reading is free to whoever is on the machine; changing takes the token.
 
-``GET /``, ``/page/FILE``, ``/v1/miner``, ``/v1/miner/score``; ``POST /v1/miner/caps`` and ``/v1/miner/work`` with
-``Authorization: Bearer TOKEN``. Other names than this machine's own (a stranger's that leads here) and other sites are refused.
+``GET /``, ``/page/FILE``, ``/v1/miner``, ``/v1/miner/score``, ``/v1/miner/logs?after=N``; ``POST /v1/miner/caps`` and
+``/v1/miner/work`` with ``Authorization: Bearer TOKEN``. Other names than this machine's own (a stranger's that leads here)
+and other sites are refused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
+from miner.log_tail import LogLine
 from miner.page_view import CapsChange, MinerView, WorkChange, check_caps
 from subnet.errors import AuthFailed, InputError
 from subnet.net.http import Call, Handler, Route, create_app
@@ -45,6 +47,10 @@ class MinerDesk(Protocol):
         """As the validator tells it; its refusal, or Unreachable."""
         ...
 
+    def logs(self, after: int) -> tuple[LogLine, ...]:
+        """The log's last lines that came after this one."""
+        ...
+
     def change_caps(self, change: CapsChange) -> None: ...
 
     async def set_working(self, working: bool) -> None: ...
@@ -71,6 +77,7 @@ class MinerPage:
             "/page/{file}": self._file,
             "/v1/miner": self._view,
             "/v1/miner/score": self._score,
+            "/v1/miner/logs": self._logs,
         }
         writes: dict[str, Handler] = {"/v1/miner/caps": self._caps, "/v1/miner/work": self._work}
         routes = [
@@ -102,6 +109,12 @@ class MinerPage:
 
     async def _score(self, call: Call) -> web.StreamResponse:
         return await json_answer(call, await self._desk.own_score())
+
+    async def _logs(self, call: Call) -> web.StreamResponse:
+        after = call.request.query.get("after", "-1")
+        if not after.removeprefix("-").isdecimal() or len(after) > 18:
+            raise InputError(f"after={after[:40]!r} is no line's number", hint="-1: all that are kept")
+        return await json_answer(call, self._desk.logs(int(after)))
 
     async def _caps(self, call: Call) -> web.StreamResponse:
         change = _decoded(call, CapsChange)

@@ -6,7 +6,10 @@ import msgspec
 
 from miner.caps import CapsReport, Flow
 from miner.context import RunContext
+from miner.flop_meter import Speed
+from miner.sensors import MachineView
 from miner.settings import MinerSettings
+from miner.told import Told
 from miner.waiting import why_waiting
 from subnet.errors import InputError
 from subnet.run.state import DONE, end_step, works
@@ -41,7 +44,8 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MinerView(msgspec.Struct, frozen=True, kw_only=True):
-    """``GET /v1/miner``. ``state``: stopped, looking (for a validator with a run), joining, waiting, working."""
+    """``GET /v1/miner``. ``state``: stopped, resting (the machine is in use), looking (for a validator with a run),
+    joining, waiting, working."""
 
     hotkey: str
     time_s: float
@@ -58,6 +62,11 @@ class MinerView(msgspec.Struct, frozen=True, kw_only=True):
     reachable: bool
     reach: str
     disk: tuple[DiskUse, ...]
+    told: Told | None = None
+    """What it was told when it asked to be let in, where it isn't yet; kept over restarts."""
+    machine: MachineView | None = None
+    """None: not looked at yet."""
+    speed: Speed | None = None
 
 
 class CapsChange(msgspec.Struct, frozen=True):
@@ -87,9 +96,13 @@ def view_of(
     *,
     validator: str,
     wanted: bool,
+    rests: str = "",
+    told: Told | None = None,
+    machine: MachineView | None = None,
+    speed: Speed | None = None,
 ) -> MinerView:
     part = None if context is None else part_of(context)
-    state, waits = _state(context, part, wanted=wanted, validator=validator)
+    state, waits = ("resting", rests) if wanted and rests else _state(context, part, wanted=wanted, validator=validator)
     return MinerView(
         hotkey=hotkey,
         time_s=report.time_ns / 1e9,
@@ -105,6 +118,9 @@ def view_of(
         reachable=report.reachable,
         reach=report.reach,
         disk=() if context is None else disk_of(context),
+        told=told,
+        machine=machine,
+        speed=speed if part is not None and part.stage is not None else None,
     )
 
 

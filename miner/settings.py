@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from miner.idle_rule import IdleRule
 from subnet.errors import ConfigError
 from subnet.net.tls import Security, TlsMode
 
@@ -65,6 +66,8 @@ class MinerSettings(msgspec.Struct, frozen=True, kw_only=True):
     download_bytes_per_s: float | None = None
     vram_bytes: int | None = None
     """Of the device's memory: what PyTorch may take of a CUDA device, what graphs may take on the CPU; None: no limit."""
+    idle: IdleRule = IdleRule()
+    """Whether it works only while the machine is otherwise idle, and what that means."""
     allow_code: tuple[str, ...] = ()
     """Files of builders' own modules that runs may name, each as FILE@HASH; nothing else of a builder's is ever run."""
     private_code: Path | None = None

@@ -5,7 +5,9 @@ The heartbeat is forked before any thread, event loop or torch import exists in 
 
 from __future__ import annotations
 
+from miner.claim import claimed
 from miner.heartbeat import start_heartbeat
+from miner.idle import name_process
 from miner.settings import MinerSettings
 from subnet.allocator import bound_heap
 from subnet.model.own_code import allow
@@ -19,9 +21,11 @@ def start_miner(settings: MinerSettings) -> int:
     bound_heap(computes=True)
     signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
     heartbeat = start_heartbeat(signer)
+    name_process()
     try:
-        from miner.node import run_miner
+        with claimed(settings.directory.expanduser()):
+            from miner.node import run_miner
 
-        return run_miner(settings, signer, heartbeat)
+            return run_miner(settings, signer, heartbeat)
     finally:
         heartbeat.stop()

@@ -27,7 +27,8 @@ def build_parser() -> argparse.ArgumentParser:
     default = MinerSettings()
     parser = common_parser(
         "neurons/miner.py",
-        "Serve one pipeline stage of a run, and be paid for verified work. (What that would be: iota miner estimate.)",
+        "Serve one pipeline stage of a run, and be paid for verified work. Beside it: "
+        "iota miner setup, start, stop, status, remove, estimate (each with --help).",
     )
     network = parser.add_argument_group("validator and peers")
     network.add_argument(
@@ -75,6 +76,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="private networks in which connections need not be encrypted, such as 10.0.0.0/8",
     )
     own = parser.add_argument_group("this machine")
+    own.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        default=None,
+        help="TOML whose keys are these flags (iota miner setup writes one); flags beside it come first",
+    )
     own.add_argument("--dir", dest="directory", type=Path, default=default.directory, help="caches of this miner")
     own.add_argument("--device", dest="device", default=default.device, help="auto, cpu, cuda or cuda:N")
     for flag, what in (
@@ -114,6 +122,25 @@ def build_parser() -> argparse.ArgumentParser:
         help="port of this miner's page, on this machine alone, such as 8192; 0 = no page",
     )
     own.add_argument(
+        "--idle.only", dest="idle_only", action="store_true", help="work only while the machine is otherwise idle"
+    )
+    own.add_argument(
+        "--idle.after",
+        dest="idle_after_s",
+        type=float,
+        default=default.idle.after_s,
+        metavar="SECONDS",
+        help="with --idle.only: how long it must have been quiet",
+    )
+    own.add_argument(
+        "--idle.load",
+        dest="idle_load",
+        type=float,
+        default=default.idle.load,
+        metavar="SHARE",
+        help="with --idle.only: of all processors, what others may use before this miner leaves",
+    )
+    own.add_argument(
         "--allow-code",
         dest="allow_code",
         action="append",
@@ -126,6 +153,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def settings_from(flags: argparse.Namespace) -> MinerSettings:
+    from miner.idle_rule import IdleRule
     from miner.settings import MinerSettings
     from subnet.net.rate import bytes_per_s, num_bytes
 
@@ -159,6 +187,7 @@ def settings_from(flags: argparse.Namespace) -> MinerSettings:
         download_bytes_per_s=bytes_per_s(download, "--limit.download") if download is not None else None,
         vram_bytes=num_bytes(vram, "--limit.vram") if vram is not None else None,
         page_port=flags.page_port,
+        idle=IdleRule(flags.idle_only, flags.idle_after_s, flags.idle_load),
         allow_code=tuple(flags.allow_code),
         exit_when_finished=flags.exit_when_finished,
     )
@@ -168,7 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from neurons.entry import guarded, start_logging
 
     def work() -> int:
-        flags = build_parser().parse_args(argv)
+        from neurons.config_file import parse_with_file
+
+        flags = parse_with_file(build_parser(), sys.argv[1:] if argv is None else argv)
         settings = settings_from(flags)
         start_logging(flags, "miner")
         from iota.doctor.at_start import look_before_start

@@ -193,6 +193,9 @@ class PlayedRun:
             audits=AuditCosts(self.step // 3, 2, 0, 30.0 * self.step, 4.0, 910.0 * self.step, self.step << 20, 9 << 20),
         )
 
+    def peak_flops_per_s(self) -> float | None:
+        return 2e12 * self.num_members
+
     def merges(self) -> tuple[MergeLine, ...]:
         return self.lines.lines()
 

@@ -18,6 +18,7 @@ from iota.doctor.at_start import look_before_start
 from iota.doctor.network import validator_way
 from iota.doctor.spec import load_spec
 from iota.doctor.wallet import wallet_files
+from miner.hardware import matmul_flops
 from subnet.chain.fit import Findings
 from subnet.errors import ConfigError
 from subnet.net.http import Call, Route, answer, create_app, listen
@@ -83,7 +84,7 @@ def test_a_miner_on_a_small_machine_starts_all_the_same(tmp_path: Path, monkeypa
 
 def test_the_device_is_measured_by_what_it_does():
     ticks = iter(range(1000))
-    speed = machine.matmul_flops("cpu", "fp32", seconds=3.0, clock=lambda: float(next(ticks)))
+    speed = matmul_flops("cpu", "fp32", seconds=3.0, size=768, clock=lambda: float(next(ticks)))
     assert speed == 2.0 * 768**3, "one second a product, by the clock that was given"
     findings = found(lambda f: machine.device(f, "cuda:7", MINER))
     assert "finds no CUDA device" in said(findings, "bad")[0]

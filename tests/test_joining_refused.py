@@ -30,8 +30,16 @@ def said() -> Iterator[list[str]]:
     logger.remove(sink)
 
 
+TOLD: list[object] = []
+
+
 def joiner() -> Joiner:
-    return Joiner(SimpleNamespace(signer=SimpleNamespace(hotkey="mine")), SimpleNamespace(), SimpleNamespace(), ())  # type: ignore[arg-type]
+    return Joiner(
+        SimpleNamespace(signer=SimpleNamespace(hotkey="mine"), on_refused=print, on_let_in=print),
+        SimpleNamespace(),
+        SimpleNamespace(),
+        (),
+    )  # type: ignore[arg-type]
 
 
 QUARANTINED = Refusal("quarantined", "case 12 about step 7 stage 1 is open", 5.0)
@@ -111,7 +119,8 @@ async def test_it_asks_at_the_times_told_until_it_is_convicted(
     monkeypatch.setattr("miner.joining._sleep_until_member", sleep)
     context = SimpleNamespace(
         signer=SimpleNamespace(hotkey="mine"), member=None, run_state=SimpleNamespace(finished=None), run_id="run",
-        settings=MinerSettings(), directives=SimpleNamespace(cursor=Cursor(1, 0)), reachable=True,
+        settings=MinerSettings(), directives=SimpleNamespace(cursor=Cursor(1, 0)), reachable=True, peak_flops_per_s=0.0,
+        on_refused=TOLD.append, on_let_in=TOLD.clear,
     )  # fmt: skip
     client = SimpleNamespace(base_url="", receiver="", offset_ns=0, request=request)
     asking = Joiner(context, client, SimpleNamespace(aim=lambda target: None), ())  # type: ignore[arg-type]

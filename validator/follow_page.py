@@ -55,6 +55,9 @@ class FollowedSight:
 
         return status_of(self.node, self.run.run_id, 0).led()
 
+    def peak_flops_per_s(self) -> float | None:
+        return None
+
     def merges(self) -> tuple[MergeLine, ...]:
         return ()
 

@@ -44,14 +44,14 @@ from validator.directive_stream import DirectiveFeed
 from validator.finished_runs import FinishedRuns
 from validator.follow_node import serve_follower
 from validator.http_api import HttpApi
-from validator.http_audits import audit_routes
+from validator.http_home import more_routes
 from validator.http_pages import PageApi
 from validator.lead_from import lead_from
 from validator.leadership import LeadershipWatch
 from validator.ops.look import LeaderView, LoopLag
 from validator.ops.serve import attach
 from validator.page_desk import desk_of
-from validator.policy_desk import desk_of_leader, policy_routes
+from validator.policy_desk import desk_of_leader
 from validator.policy_keeper import PolicyKeeper
 from validator.presence import GC_THRESHOLDS
 from validator.reach import ReachDesk
@@ -62,7 +62,7 @@ from validator.run_control import control_run
 from validator.run_export import export_info, finished_state
 from validator.run_registry import RunEntry, RunRegistry
 from validator.run_session import RunSession
-from validator.score_api import ScoreDesk, registrations_of, score_routes
+from validator.score_api import ScoreDesk, registrations_of
 from validator.score_files import keep_book, load_books
 from validator.scoring import Score, ScoreBook
 from validator.settings import ValidatorSettings
@@ -296,7 +296,7 @@ class ValidatorNode:
     def heartbeat(self, hotkey: str, beat: Heartbeat) -> None:
         if self.session is None:
             return
-        member = self.session.coordinator.heard(hotkey, beat.boot, beat.ticks)
+        member = self.session.heard(hotkey, beat)
         if member is not None and beat.suspect:
             self.session.coordinator.suspect(member, last_words=True)
 
@@ -364,9 +364,7 @@ async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
         await node.side.begin()
         verifier = RequestVerifier(signer.hotkey, is_known=node.is_known)
         page = PageApi(desk_of(node))
-        more = [*audit_routes(node.audit_desk), *score_routes(node.score_desk), *policy_routes(node.policy_desk)]
-        more += page.routes()
-        api = HttpApi(node, verifier, more=more)
+        api = HttpApi(node, verifier, more=[*more_routes(node), *page.routes()])
         api.app.on_shutdown.append(page.close)
         lag = LoopLag(node.clock)
         await attach(service, settings, LeaderView(node, lag), lag, signer.hotkey)

@@ -21,11 +21,24 @@ def add_to(app: typer.Typer) -> None:
     app.command("logs")(logs)
 
 
-def top(name: Run = None, url: ValidatorUrl = DEFAULT_VALIDATOR) -> None:
-    """Watch a run: step, loss, members by stage, what it waits for. Ctrl-C leaves it running.
+def top(
+    name: Run = None,
+    url: ValidatorUrl = DEFAULT_VALIDATOR,
+    miner: Annotated[
+        int | None, typer.Option("--miner", min=1, max=65535, help="A miner of this machine instead: its --page.port.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="With --miner: print it once.")] = False,
+) -> None:
+    """Watch a run: step, loss, members by stage, what it waits for; or a miner of this machine. Ctrl-C leaves it running.
 
-    Example: iota top --validator.url http://203.0.113.7:8091
+    Examples: iota top --validator.url http://203.0.113.7:8091
+
+    iota top --miner 8192
     """
+    if miner is not None:
+        from iota.miner_top import miner_top
+
+        return miner_top(miner, once=once)
     from iota.cli.runs import run_status
 
     run_status(name, url=url, watch=True, as_json=False, steps=200)

@@ -64,7 +64,7 @@ def version() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["miner"] and arguments[1:2] != ["estimate"]:
+    if arguments[:1] == ["miner"] and not set(arguments[1:2]) & set(miners.COMMANDS):
         from neurons import miner
 
         return miner.main(arguments[1:])

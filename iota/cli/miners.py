@@ -1,4 +1,4 @@
-"""``iota miner estimate``: what this machine would have earned, before anyone registers. ``iota miner`` itself starts one."""
+"""``iota miner estimate``: what this machine would have earned, before anyone registers. ``iota miner FLAGS`` starts one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from typing import Annotated
 
 import typer
 
+from iota.cli import home
 from iota.cli.options import DEFAULT_VALIDATOR, Endpoint, Netuid, Network, ValidatorUrl
 
 CALL_S = 60.0
+COMMANDS = ("estimate", "setup", "start", "stop", "status", "remove")
+"""Of ``iota miner``; with anything else behind it, that starts a miner by the flags of neurons/miner.py."""
 
 
 def add_to(app: typer.Typer) -> None:
-    miner = typer.Typer(help="Start a miner (iota miner --help), or say what one would earn.", no_args_is_help=True)
+    miner = typer.Typer(help="Set up, start, look at and remove miners; say what one would earn.", no_args_is_help=True)
     miner.callback()(_miner)
     miner.command("estimate")(estimate)
+    home.add_to(miner)
     app.add_typer(miner, name="miner")
 
 

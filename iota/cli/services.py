@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from iota.cli import identity
 from iota.cli.options import DEFAULT_WALLETS, Endpoint, Netuid, Network, WalletHotkey, WalletName, WalletPath
 
 CALL_S = 30.0
@@ -23,8 +24,9 @@ def add_to(app: typer.Typer) -> None:
     store.command("serve")(store_serve)
     store.command("check")(store_check)
     store.command("prepare")(store_prepare)
-    wallet = typer.Typer(help="Bittensor wallets for local chains.", no_args_is_help=True)
+    wallet = typer.Typer(help="Bittensor wallets: made for local chains, carried between machines.", no_args_is_help=True)
     wallet.command("new")(wallet_new)
+    identity.add_to(wallet)
     app.add_typer(chain, name="chain")
     app.add_typer(store, name="store")
     app.add_typer(wallet, name="wallet")

@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from statistics import median
@@ -131,7 +130,7 @@ def device(findings: Findings, wanted: str, spec: RoleSpec) -> None:
     """The device that a miner would use, by two seconds of matrix products: names of cards say little of their speed."""
     import torch
 
-    from miner.hardware import choose_device
+    from miner.hardware import choose_device, matmul_flops
     from subnet.errors import ConfigError
 
     try:
@@ -151,37 +150,13 @@ def device(findings: Findings, wanted: str, spec: RoleSpec) -> None:
         )  # fmt: skip
     else:
         findings.note("no CUDA device: the processor computes", "fine for a demo; a run of its class must want CPUs")
-    speeds = {kind: matmul_flops(name, kind) / 1e9 for kind in ("fp32", "bf16")}
+    size = 0 if found.type == "cuda" else 768
+    speeds = {kind: matmul_flops(name, kind, seconds=BENCHMARK_S / 2, size=size) / 1e9 for kind in ("fp32", "bf16")}
     said = f"matrix products: fp32 {speeds['fp32']:,.0f}, bf16 {speeds['bf16']:,.0f} GFLOP/s"
     if speeds["fp32"] < CPU_NEEDS_GFLOPS:
         findings.note(said, "slow: leases will be late and dealt to others")
     else:
         findings.ok(said)
-
-
-def matmul_flops(
-    name: str, kind: str, *, seconds: float = BENCHMARK_S / 2, clock: Callable[[], float] = time.perf_counter
-) -> float:
-    """FLOP/s of a square matrix product, the best of those done in the time."""
-    import torch
-
-    where = torch.device(name)
-    size = 4096 if where.type == "cuda" else 768
-    dtype = torch.float32 if kind == "fp32" else torch.bfloat16
-    one = torch.ones(size, size, device=where, dtype=dtype)
-
-    def once() -> float:
-        began = clock()
-        torch.mm(one, one)
-        if where.type == "cuda":
-            torch.cuda.synchronize(where)
-        return clock() - began
-
-    once()  # the first pays for the library's start
-    best, until = once(), clock() + seconds
-    while clock() < until:
-        best = min(best, once())
-    return 2.0 * size**3 / best
 
 
 def _compare(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from statistics import median
 
+from iota.doctor.spec import Network, load_spec
 from miner.reach import find_reach
 from subnet.chain.fit import Findings
 from subnet.errors import IotaError
 from subnet.net.client import SignedClient
 from subnet.net.streams import StreamTransport
+from subnet.protocol.bandwidth import LIMIT_PROBE_BYTES, BandwidthAnswer, BandwidthProbe
 from subnet.protocol.messages import AnyPeerFrame, Hello
 from subnet.protocol.signing import Signer
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Deadline
@@ -21,6 +24,8 @@ NUM_HELLOS = 9
 CLOCK_S = 2.0
 """Signed requests carry the time; beyond 30 s they are refused, before that the offset is learnt."""
 SLOW_S = 0.3
+MEASURED_S, MAX_TRANSFERS = 2.0, 6
+"""Of the bandwidth each way: not longer, not more."""
 
 
 async def validator_way(
@@ -35,8 +40,9 @@ async def validator_way(
         client.receiver = hello.hotkey
         client.learn_clock(hello.time_ns)
         if signer is None:
-            findings.note("reachability isn't looked at without a wallet", "give --wallet.name")
+            findings.note("bandwidth and reachability aren't looked at without a wallet", "give --wallet.name")
             return
+        await _bandwidth(findings, client)
         await _reach(findings, client, signer, host, port)
 
 
@@ -73,6 +79,44 @@ def _versions(findings: Findings, hello: Hello) -> None:
         )
     what = f"leads run {hello.run}" if hello.run else "leads no run"
     findings.ok(f"{hello.hotkey} {what}" + (f"; it waits for {hello.waiting_for}" if hello.waiting_for else ""))
+
+
+async def _bandwidth(findings: Findings, client: SignedClient, least: Network | None = None) -> None:
+    """A few MiB each way, for two seconds each at most; the best of the single transfers, the way's own time taken off."""
+    least = least or load_spec().of("miner").network
+    try:
+        up, down = await _speed(client, up=True), await _speed(client, up=False)
+    except IotaError as error:
+        findings.note(f"the bandwidth isn't known: {error.reason}", error.hint or "a registered hotkey may measure it")
+        return
+    said = f"at least {up:,.0f} Mbit/s up and {down:,.0f} down to the validator"
+    if up < least.upload_mbps or down < least.download_mbps:
+        wanted = f"min_compute.yml asks for {least.upload_mbps} up and {least.download_mbps} down"
+        findings.note(said, f"{wanted}; iota plan says what a run needs, codes make it less")
+    else:
+        findings.ok(said)
+
+
+async def _speed(client: SignedClient, *, up: bool) -> float:
+    """Mbit/s one way."""
+
+    async def once(size_bytes: int) -> float:
+        probe = BandwidthProbe(os.urandom(size_bytes) if up else b"", 0 if up else size_bytes)
+        began = time.perf_counter()
+        deadline = Deadline.after(TIMEOUTS.http_request_s)
+        await client.request("POST", "/v1/bandwidth", probe, BandwidthAnswer, deadline=deadline)
+        return time.perf_counter() - began
+
+    await once(0)  # opens the connection
+    trip_s = min([await once(0) for _ in range(3)])
+    best, size_bytes, until = 0.0, 64 << 10, time.perf_counter() + MEASURED_S
+    for _ in range(MAX_TRANSFERS):
+        spent_s = await once(size_bytes)
+        best = max(best, 8e-6 * size_bytes / max(1e-5, spent_s - trip_s))
+        if time.perf_counter() + 2 * spent_s > until:
+            break
+        size_bytes = min(LIMIT_PROBE_BYTES, 4 * size_bytes)
+    return best
 
 
 async def _reach(findings: Findings, client: SignedClient, signer: Signer, host: str, port: int) -> None:

@@ -1,14 +1,18 @@
-// The miner's page: what it does and waits for, what it used, its score with its terms; caps and Start/Stop with the token.
+// The miner's page: what it does and waits for, its machine, what it used, its score with its terms, its log; caps and Start/Stop
+// with the token.
 import { Refused, ask, refusalOf } from "./api.js";
 import { card, el, table, text } from "./dom.js";
-import { bytes, count, duration, scaled, share, short } from "./format.js";
+import { bytes, count, duration, scaled, share, short, time } from "./format.js";
+import { facts } from "./facts.js";
+import { Log } from "./log.js";
+import { Machine } from "./machine.js";
 import { themeSwitch } from "./switch.js";
 import { why } from "./why.js";
 
 const EVERY_MS = 2000;
 const SCORE_EVERY_MS = 15000;
-const STATES = { stopped: "stopped", looking: "looking for a run", joining: "joining", waiting: "waiting", working: "at work" };
-const TONES = { stopped: "queued", looking: "waiting", joining: "waiting", waiting: "waiting", working: "running" };
+const STATES = { stopped: "stopped", resting: "resting", looking: "looking for a run", joining: "joining", waiting: "waiting", working: "at work" };
+const TONES = { stopped: "queued", resting: "queued", looking: "waiting", joining: "waiting", waiting: "waiting", working: "running" };
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
@@ -38,10 +42,11 @@ class Head {
     this.state = el("span", { class: "pill" });
     this.waits = el("p", { class: "notice", role: "status", hidden: true });
     this.facts = el("p", { class: "muted facts" });
+    this.told = el("p", { class: "notice", hidden: true });
     this.progress = el("progress", { max: 1, value: 0, "aria-label": "Steps of the run done" });
     this.progressText = el("span", { class: "muted" });
     this.bar = el("div", { class: "progress", hidden: true }, this.progress, this.progressText);
-    this.node = el("div", { class: "page-head" }, el("div", { class: "title" }, this.name, this.state), this.facts, this.bar, this.waits);
+    this.node = el("div", { class: "page-head" }, el("div", { class: "title" }, this.name, this.state), this.facts, this.bar, this.waits, this.told);
   }
 
   draw(view) {
@@ -59,6 +64,9 @@ class Head {
     }
     this.waits.hidden = !view.waiting_for;
     text(this.waits, view.waiting_for ? `Waits for ${view.waiting_for}` : "");
+    const { told } = view;
+    this.told.hidden = !told?.code;
+    if (told?.code) text(this.told, `Not let into run ${told.run} since ${time(told.since_s)}, told ${duration(Math.max(0, view.time_s - told.time_s))} ago: ${told.reason} (${told.code})${told.hint ? `. ${told.hint}` : ""}${told.again_s ? `. Asks again in ${duration(Math.max(0, told.again_s - view.time_s))}` : ""}`);
   }
 }
 
@@ -95,7 +103,12 @@ class Used {
     const seconds = this.last ? now[0] - this.last[0] : 0;
     const rate = (index) => (seconds > 0 ? ` · now ${scaled((now[index] - this.last[index]) / seconds, "B/s")}` : "");
     const memory = view.device_memory_limit_bytes === null ? bytes(view.device_memory_bytes) : `${bytes(view.device_memory_bytes)} of ${bytes(view.device_memory_limit_bytes)}`;
-    facts(this.list, [["Up", `${bytes(view.upload.bytes)}${rate(1)}${held(view.upload)}`], ["Down", `${bytes(view.download.bytes)}${rate(2)}${held(view.download)}`], ["Device memory", memory]]);
+    const way = (name, index, flow) => {
+      const now_per_s = seconds > 0 ? (now[index] - this.last[index]) / seconds : 0;
+      const cap = flow.limit_bytes_per_s === null ? null : el("progress", { max: 1, value: Math.min(1, now_per_s / flow.limit_bytes_per_s), "aria-label": `${name}: share of its cap in use` });
+      return [name, el("span", {}, `${bytes(flow.bytes)}${rate(index)}${held(flow)}`, cap)];
+    };
+    facts(this.list, [way("Up", 1, view.upload), way("Down", 2, view.download), ["Device memory", memory]]);
     this.last = now;
     this.disk.replaceChildren(table("What is kept on disk and in memory", [{ name: "What" }, { name: "Used", number: true }, { name: "Limit", number: true }],
       view.disk.map((one) => [one.what, bytes(one.used_bytes), bytes(one.limit_bytes)]), { empty: "Nothing yet: it takes part in no run." }));
@@ -103,13 +116,6 @@ class Used {
 }
 
 const held = (flow) => (flow.limit_bytes_per_s === null ? "" : ` · limit ${scaled(flow.limit_bytes_per_s, "B/s")}, held up ${duration(flow.held_up_s)}`);
-
-function facts(list, lines) {
-  const key = JSON.stringify(lines);
-  if (list.dataset.key === key) return;
-  list.dataset.key = key;
-  list.replaceChildren(...lines.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
-}
 
 class Controls {
   constructor() {
@@ -161,14 +167,15 @@ class Controls {
 
 const score = el("div", {}, el("p", { class: "empty" }, "Asking the validator…"));
 const controls = new Controls();
-const panels = [new Head(), new Work(), new Used(), controls];
+const log = new Log();
+const panels = [new Head(), new Work(), new Used(), controls, new Machine()];
 let drawn = false;
 
 function draw(view) {
   if (!drawn) {
     drawn = true;
-    const [head, work, used] = panels;
-    main.replaceChildren(head.node, el("div", { class: "grid" }, el("div", { class: "column" }, work.node, used.node), el("div", { class: "column" }, controls.node, card("Score", { id: "score" }, score))));
+    const [head, work, used, , machine] = panels;
+    main.replaceChildren(head.node, el("div", { class: "grid" }, el("div", { class: "column" }, work.node, used.node), el("div", { class: "column" }, machine.node, controls.node, card("Score", { id: "score" }, score)), log.node));
   }
   document.title = `${STATES[view.state]} · IOTA miner`;
   for (const panel of panels) panel.draw(view);

@@ -141,6 +141,7 @@ class Head {
     this.tile("Loss", loss(overview.summary.loss), history?.step.length ? `step ${count(history.step.at(-1))}` : "no step sealed yet");
     this.tile("Hold-out", loss(final ?? last?.[3]), final !== null ? "after the last step" : last ? `before step ${count(last[0])}` : "not measured yet");
     this.tile("Speed", overview.tokens_per_s ? speed(overview.tokens_per_s) : "–", overview.tokens_per_s ? `${scaled(overview.tokens_per_s * overview.facts.flops_per_token, "FLOP/s")} useful` : "");
+    this.tile("MFU", overview.mfu ? share(overview.mfu) : "–", overview.mfu ? "of what its members' devices can, as they say" : "not known: a member hasn't said what it can");
     this.tile("Members", count(overview.num_members), `${count(overview.num_joined)} joined, ${count(overview.num_gone)} gone`);
     this.tile("Trained on", history?.tokens.length ? `${scaled(history.tokens.at(-1))} tokens` : "–", history?.time_s.length ? `in ${duration(history.time_s.at(-1))}` : "");
     this.tile("Work redone", count(overview.num_voids), overview.num_voids ? "partial sums void" : "nothing void");
