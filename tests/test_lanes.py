@@ -143,7 +143,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = {"one stage", "two stages", "one stage, tied", "clipped", "4 bits", "8-bit moments"}
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in LONG else c for c in CASES])
 def test_stages_give_the_references_bits(case: str) -> None:
     plan = lane_plan(**CASES[case])
     reference = a_reference(plan)
