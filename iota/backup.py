@@ -1,8 +1,9 @@
 """A validator's directory in one file, while it runs: saved, rehearsed (every journal is opened and folded), and restored.
 
 The archive is a tar packed with zstandard: ``manifest.json`` first (size and BLAKE3 of each file), then the files. Journals are
-copied by SQLite's own backup, so each is as it was at one moment. Left out is what can be made again: audit work, stack dumps,
-temporary files. A backup older than the log store is no loss: start once with ``--lead-from STORE``, which goes on from there.
+copied by SQLite's own backup, so each is as it was at one moment; one in PostgreSQL becomes such a file. Left out is what can
+be made again: audit work, stack dumps, temporary files. A backup older than the log store is no loss: start once with
+``--lead-from STORE``, which goes on from there.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ from blake3 import blake3
 from subnet.errors import ConfigError, Corrupt, Exists, InputError
 from subnet.store.disk import sync_directory
 from subnet.words import PROTOCOL_VERSION
-from validator.journal_file import copy_whole
+from validator.journal_file import SqliteJournal, copy_whole
+from validator.journals import FILE, PLACE_NAME, Journals, place_of
+from validator.run_registry import RunRegistry
 
 MANIFEST = "manifest.json"
 LIMIT_MANIFEST_BYTES, LIMIT_FILES = 16 << 20, 100_000
 LEFT_OUT = frozenset({"audits", "stalls", "lead-from.tmp"})
 BESIDE_JOURNALS = ("-wal", "-shm", "-tip", "-new")
 CHUNK_BYTES = 1 << 20
+OF_A_VALIDATOR = ("runs", "follow")
+"""What a leader's, and a follower's directory has."""
 
 
 class SavedFile(msgspec.Struct, frozen=True):
@@ -62,16 +67,21 @@ class RunFound(msgspec.Struct, frozen=True):
     head: str
 
 
-def save(directory: Path, target: Path) -> Manifest:
-    """Write the archive: temp, fsync, rename. :class:`ConfigError` for a directory that is no validator's."""
-    directory = directory.expanduser()
-    if not (directory / "runs").is_dir():
-        raise ConfigError(f"{directory} is no validator's directory: it has no runs/", hint="give its --dir")
+def save(directory: Path, target: Path, journals: Journals | None = None) -> Manifest:
+    """Write the archive: temp, fsync, rename. :class:`ConfigError` for a directory that is no validator's.
+
+    ``journals``: where the validator keeps its journals, files by default. A follower's directory has ``follow/``.
+    """
+    directory, journals = directory.expanduser(), journals or Journals()
+    if not any((directory / name).is_dir() for name in OF_A_VALIDATOR):
+        raise ConfigError(
+            f"{directory} is no validator's directory: it has neither runs/ nor follow/", hint="give its --dir"
+        )
     if target.exists():
         raise Exists(f"{target} is there already", hint="give another name")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".backup-", dir=target.parent) as scratch:
-        files = list(_collect(directory, Path(scratch)))
+        files = [*_collect(directory, Path(scratch)), *_from_databases(directory, Path(scratch), journals)]
         manifest = Manifest(1, PROTOCOL_VERSION, time.time_ns(), tuple(saved for saved, _ in files))
         temporary = Path(scratch) / "archive"
         with temporary.open("wb") as out:
@@ -102,8 +112,18 @@ def _collect(directory: Path, scratch: Path) -> Iterator[tuple[SavedFile, Path]]
         yield SavedFile(relative.as_posix(), size_bytes, hash_), copy
 
 
+def _from_databases(directory: Path, scratch: Path, journals: Journals) -> Iterator[tuple[SavedFile, Path]]:
+    """Journals that aren't files, as files: restored, they can be led from or moved where they are wanted."""
+    for entry in RunRegistry(directory, journals=journals).entries.values() if (directory / "runs").is_dir() else ():
+        if place_of(entry.directory) in (None, FILE):
+            continue
+        copy = scratch / f"journal-{entry.name}.db"
+        SqliteJournal(copy).fill(entry.journal().rows())
+        yield SavedFile(entry.journal_path.relative_to(directory).as_posix(), *_hash(copy)), copy
+
+
 def _skipped(relative: Path) -> bool:
-    if LEFT_OUT & set(relative.parts) or relative.name.startswith("."):
+    if LEFT_OUT & set(relative.parts) or relative.name == PLACE_NAME or relative.name.startswith("."):
         return True
     return any(relative.name.endswith(f".db{end}") for end in BESIDE_JOURNALS)
 
@@ -139,13 +159,12 @@ def runs_of(directory: Path) -> Iterator[RunFound]:
     """Every run of a validator's directory, its journal opened and folded. :class:`Corrupt` names the record that is bad."""
     from subnet.run.apply import apply_record
     from validator.journal_store import JournalStore
-    from validator.run_registry import RunRegistry
 
     for entry in RunRegistry(directory).entries.values():
-        if not entry.journal_path.exists():
+        if not entry.has_journal:
             yield RunFound(entry.name, entry.stored.run_id, entry.finished, 0, 0, 0, "")
             continue
-        journal = JournalStore(entry.journal_path)
+        journal = JournalStore(entry.journal())
         try:
             state = journal.start_state()
             for record in journal.replay():

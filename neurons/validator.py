@@ -27,6 +27,14 @@ def build_parser() -> argparse.ArgumentParser:
     own = parser.add_argument_group("this validator")
     own.add_argument("--dir", dest="directory", type=Path, default=default.directory, help="journals and run files")
     own.add_argument(
+        "--journal",
+        dest="journal_url",
+        default="",
+        metavar="URL",
+        help="postgresql://USER@HOST/DATABASE: keep journals there; without it a file in each run's directory "
+        "(docs/operations.md; the password from ~/.pgpass or PGPASSFILE)",
+    )
+    own.add_argument(
         "--store.url",
         dest="store_url",
         default=None,
@@ -165,6 +173,7 @@ def settings_from(flags: argparse.Namespace) -> ValidatorSettings:
         host=flags.host,
         port=flags.port,
         directory=Path(flags.directory).expanduser(),
+        journal_url=flags.journal_url,
         store_url=flags.lead_from or flags.follow or flags.store_url or ValidatorSettings().store_url,
         lead_from=flags.lead_from is not None,
         lead_runs=tuple(flags.lead_runs),

@@ -15,6 +15,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from postgres_server import postgres  # noqa: F401 - a fixture
 from seaweed import RUNNING, seaweed  # noqa: F401 - a fixture
 
 

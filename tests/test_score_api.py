@@ -38,6 +38,7 @@ from subnet.score.score import Score
 from subnet.score.timeline import Timeline
 from subnet.timing import Deadline, ManualClock
 from subnet.words import Member
+from validator.journal_file import SqliteJournal
 from validator.journal_store import JournalStore
 from validator.policy import AuditPolicy
 from validator.refusals import KEPT_EACH, MAX_HOTKEYS, Refusals
@@ -356,7 +357,7 @@ def test_a_policy_file(tmp_path: Path):
 def test_what_was_earned_in_finished_runs_counts_after_a_restart(tmp_path: Path):
     """From its file; where that is spoilt, missing or of another policy from the journal beside it; without that it is lost."""
     journal, stored = tmp_path / "journal.db", SimpleNamespace(run_id="toy-1")
-    entry = SimpleNamespace(finished=True, directory=tmp_path, stored=stored, journal_path=journal)
+    entry = SimpleNamespace(finished=True, directory=tmp_path, stored=stored, journal=lambda: SqliteJournal(journal))
     registry = SimpleNamespace(entries={"toy": entry})
 
     def loaded(policy: ScorePolicy | None = None) -> dict[str, Score]:

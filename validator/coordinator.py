@@ -79,13 +79,14 @@ class Coordinator:
         on_record: Callable[[Record], None] | None = None,
         projection: Projection | None = None,
         copies: CopyPolicy | None = None,
+        inbox: Inbox | None = None,
     ) -> None:
         self._journal, self._publisher, self._tasks = journal, publisher, tasks
         self._signer, self._clock = signer, clock
         self.policy = policy or Policy()
         self._rng: random.Random = random.SystemRandom()
         self._on_record, self._projection = on_record, projection
-        self._inbox = Inbox()
+        self._inbox = inbox or Inbox()
         self._background: set[asyncio.Task[None]] = set()
         self._publish_wanted = asyncio.Event()
         self.state: RunState = new_state()

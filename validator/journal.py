@@ -107,6 +107,11 @@ class JournalDatabase(Protocol):
         """From another's :meth:`rows`: whole or not at all; what was there before goes."""
         ...
 
+    def set_aside(self, name: str) -> None:
+        """Another journal of the run is to take the place: this one is kept, under another name. Of a file this does nothing:
+        who replaces it renames the run's directory."""
+        ...
+
     def discard(self) -> None:
         """Remove the journal, if it is there."""
         ...

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from subnet.errors import ConfigError, Corrupt, Exists, IotaError, OutOfSpace
 from validator.copies import Copy
-from validator.journal import TABLES, JournalDatabase, JournalWriter, Row, Table, Work
+from validator.journal import TABLES, JournalWriter, Row, Table, Work
 from validator.journal_rows import WAY_OUT, Found, RowDamaged, Tip, chained, read_rows
 
 SCHEMA = """
@@ -190,6 +190,9 @@ class SqliteJournal:
             for table, row in rows:
                 connection.execute(_ADD[table], row)
 
+    def set_aside(self, name: str) -> None:
+        """Its directory is renamed."""
+
     def discard(self) -> None:
         with readable(self.path):
             for end in ("", "-wal", "-shm", "-new"):
@@ -312,7 +315,3 @@ def written_whole(path: Path) -> Generator[sqlite3.Connection]:
             os.fsync(directory)
         finally:
             os.close(directory)
-
-
-def _is_database(path: Path) -> JournalDatabase:  # pyright checks that the protocol is kept
-    return SqliteJournal(path)

@@ -48,8 +48,15 @@ def first_bytes(records: Sequence[bytes], limit_bytes: int) -> Sequence[bytes]:
 class JournalStore:
     """One run's journal. ``stage`` encodes and chains; ``commit`` returns when all staged records are on disk."""
 
-    def __init__(self, where: Path | JournalDatabase, *, read_only: bool = False) -> None:
-        """``read_only``: as it is now, beside the one who may be writing it; nothing can be committed."""
+    def __init__(
+        self,
+        where: Path | JournalDatabase,
+        *,
+        read_only: bool = False,
+        answer_s: float = TIMEOUTS.journal_answer_s,
+    ) -> None:
+        """``read_only``: as it is now, beside the one who may be writing it; nothing can be committed. ``answer_s``: after
+        so long a commit's connection, where there is one, is given up and made anew."""
         self._database = journal_file.SqliteJournal(where) if isinstance(where, Path) else where
         self.path, self.name = self._database.path, self._database.name
         found = self._database.load(read_only=read_only)
@@ -78,7 +85,7 @@ class JournalStore:
         self._failure: IotaError | None = None
         self._delete_below = found.base
         self._opened = False
-        self._read_only = read_only
+        self._read_only, self._answer_s = read_only, answer_s
         self._thread = threading.Thread(target=self._write_forever, name="journal-writer", daemon=True)
         if not read_only:
             self._thread.start()
@@ -193,7 +200,7 @@ class JournalStore:
         self._queue.put(work)
         answer = asyncio.wrap_future(work.done)
         try:
-            while not (await asyncio.wait({answer}, timeout=TIMEOUTS.journal_answer_s))[0]:
+            while not (await asyncio.wait({answer}, timeout=self._answer_s))[0]:
                 self._database.interrupt()
         except asyncio.CancelledError:
             answer.cancel()

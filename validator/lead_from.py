@@ -21,6 +21,7 @@ from subnet.protocol import wire
 from subnet.store.disk import atomic_write, sync_directory
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock, Deadline
 from validator.journal_store import JournalStore
+from validator.journals import FILE_NAME, Journals, place_of, say_place
 from validator.leadership import demand_new_term, was_imported
 from validator.log_reader import RunLog, doubtful_leaders, is_finished, read_log
 from validator.run_archive import LIMIT_RUN_BYTES, PREFIX, NamedStore, RunKeys, get_run, group_keys, run_key
@@ -45,6 +46,7 @@ async def lead_from(
     only: Sequence[str] = (),
     permits: Mapping[str, bool] | None = None,
     clock: Clock = SYSTEM_CLOCK,
+    journals: Journals | None = None,
 ) -> tuple[str, ...]:
     """Make run directories under ``directory`` for the store's unfinished runs; their names, the next to lead first.
 
@@ -53,17 +55,18 @@ async def lead_from(
     directory unless all that is wanted can be taken over. Raises :class:`ConfigError` and :class:`Corrupt` with the way out.
     """
     shutil.rmtree(directory / _TEMP, ignore_errors=True)
+    journals = journals or Journals()
     runs = await _unfinished(store, only, clock)
     taken = _one_of_each_name([Taken(stored, await read_log(store, keys, clock)) for stored, keys in runs])
     for run in taken:
         _check_plan(run, directory)
         for warning in doubtful_leaders(run.log, permits) if permits is not None else ():
             logger.warning(warning)
-    changes = [(run, _compare(directory, run)) for run in taken]
+    changes = [(run, _compare(directory, run, journals)) for run in taken]
     place = _next_place(directory)
     for run, action in changes:
         if action is not None:
-            _install(directory, run, place, action, clock)
+            _install(directory, run, place, action, clock, journals)
             place += 1
     names = tuple(run.stored.name for run in taken)
     logger.info("leading from the log store: {}", ", ".join(names))
@@ -150,7 +153,7 @@ def _check_plan(run: Taken, directory: Path) -> None:
 # --- what the directory has --------------------------------------------------------------------------------------
 
 
-def _compare(directory: Path, run: Taken) -> str | None:
+def _compare(directory: Path, run: Taken, journals: Journals) -> str | None:
     """What to do with the run's directory: "new", "replace", "mark" (the same records), None (goes on as it is)."""
     target, log = directory / "runs" / run.stored.name, run.log
     if not (target / "run.msgpack").exists():
@@ -163,11 +166,11 @@ def _compare(directory: Path, run: Taken) -> str | None:
             f"{target} holds another run of the name {run.stored.name}: {local.run_id}, not {run.stored.run_id}",
             hint="choose another --dir, or name the runs to lead with --lead-run",
         )
-    path = target / "journal.db"
-    if not path.exists():
+    path = target / FILE_NAME
+    if place_of(target) is None:
         return "replace"
     try:
-        journal = JournalStore(path)
+        journal = JournalStore(journals.of(target, run.stored.run_id), read_only=True)
     except Corrupt as error:
         logger.warning("{}; the log store's copy takes its place", error)
         return "replace"
@@ -196,19 +199,24 @@ def _next_place(directory: Path) -> int:
     return max(places)
 
 
-def _install(directory: Path, run: Taken, place: int, action: str, clock: Clock) -> None:
+def _install(directory: Path, run: Taken, place: int, action: str, clock: Clock, journals: Journals) -> None:
     """Write the run's directory beside, then rename it into place; one that was there before is kept aside."""
     log, target = run.log, directory / "runs" / run.stored.name
     if action == "mark":
-        demand_new_term(target / "journal.db", log.state.term)
+        demand_new_term(target / FILE_NAME, log.state.term)
         return
     temp = directory / _TEMP / run.stored.name
     try:
         temp.mkdir(parents=True)
         atomic_write(temp / "run.msgpack", wire.encode(msgspec.structs.replace(run.stored, place=place)))
         if log.records:
-            JournalStore.create(temp / "journal.db", log.records, log.segments)
-            demand_new_term(temp / "journal.db", log.state.term)
+            journal = journals.here(temp, run.stored.run_id)
+            if action == "replace":
+                journal.set_aside(str(clock.wall_ns()))
+            journal.create(log.records, log.segments)
+            if journals.url:
+                say_place(temp, journals.place)
+            demand_new_term(temp / FILE_NAME, log.state.term)
         sync_directory(temp)
         if action == "replace":
             aside = directory / _REPLACED / f"{run.stored.name}-{clock.wall_ns()}"

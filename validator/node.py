@@ -41,11 +41,13 @@ from validator.audit_cases import RETENTION as CASE_CLASS
 from validator.audit_desk import AuditDesk, AuditSession
 from validator.chain_side import ChainSide
 from validator.directive_stream import DirectiveFeed
+from validator.directory_lock import directory_lock
 from validator.finished_runs import FinishedRuns
 from validator.follow_node import serve_follower
 from validator.http_api import HttpApi
 from validator.http_home import more_routes
 from validator.http_pages import PageApi
+from validator.journals import Journals
 from validator.lead_from import lead_from
 from validator.leadership import LeadershipWatch
 from validator.ops.look import LeaderView, LoopLag
@@ -90,6 +92,7 @@ class ValidatorNode:
             settings.directory.expanduser(),
             rules=lambda: self._policy().audit,
             audit_memory_bytes=settings.audit_memory_bytes,
+            journals=Journals(settings.journal_url),
         )
         self.scores, self.refusals = ScoreBook(self.policies.timeline()), Refusals()
         load_books(self.registry, self.scores)
@@ -288,6 +291,7 @@ class ValidatorNode:
                 raise InputError("the receipts' root or its signature doesn't fit the receipts")
         if report.used is not None and session.has_member(hotkey):
             self.store.meter.reported(session.entry.stored.run_id, hotkey, report.process[:64], report.used)
+        session.require_room()
         known = session.coordinator.report(report.member, report.claims)
         if known and report.receipts_root:
             session.keep_receipts(hotkey, report)
@@ -359,7 +363,8 @@ async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
         if settings.lead_from:
             metagraph = await chain.metagraph(settings.netuid)
             permits = {neuron.hotkey: neuron.validator_permit for neuron in metagraph.neurons}
-            await lead_from(store, settings.directory.expanduser(), only=settings.lead_runs, permits=permits)
+            directory, journals = settings.directory.expanduser(), Journals(settings.journal_url)
+            await lead_from(store, directory, only=settings.lead_runs, permits=permits, journals=journals)
         node = ValidatorNode(settings, signer, chain, store)
         await node.side.begin()
         verifier = RequestVerifier(signer.hotkey, is_known=node.is_known)
@@ -395,5 +400,6 @@ def run_validator(settings: ValidatorSettings) -> int:
     bound_heap()
     gc.set_threshold(*GC_THRESHOLDS)
     signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
-    asyncio.run(serve_follower(settings, signer) if settings.follow else _serve(settings, signer))
+    with directory_lock(settings.directory.expanduser()):
+        asyncio.run(serve_follower(settings, signer) if settings.follow else _serve(settings, signer))
     return 0

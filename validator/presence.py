@@ -35,11 +35,12 @@ COLLECT_EVERY_S = 300.0
 class PresentClock:
     """Monotonic seconds less those in which nobody looked: of each longer gap only ``absent_s`` counts.
 
-    To be used from the event loop alone, and often (:meth:`tick_forever`).
+    ``absent``: whether nothing can be acknowledged now; nobody's clock runs then either. To be used from the event loop
+    alone, and often (:meth:`tick_forever`).
     """
 
-    def __init__(self, clock: Clock, absent_s: float = ABSENT_S) -> None:
-        self._clock, self._absent_s = clock, absent_s
+    def __init__(self, clock: Clock, absent_s: float = ABSENT_S, *, absent: Callable[[], bool] = lambda: False) -> None:
+        self._clock, self._absent_s, self._absent = clock, absent_s, absent
         self._seen_s = clock.now_s()
         self.away_s = 0.0
         """All the time that doesn't count."""
@@ -48,7 +49,9 @@ class PresentClock:
         real_s = self._clock.now_s()
         gap_s = real_s - self._seen_s
         self._seen_s = real_s
-        if gap_s > self._absent_s:
+        if self._absent():
+            self.away_s += gap_s
+        elif gap_s > self._absent_s:
             self.away_s += gap_s - self._absent_s
             if gap_s > SAY_ABSENT_S:
                 logger.warning("the validator stood still for {:.1f} s; nobody's clock ran meanwhile", gap_s)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,8 @@ from subnet.run.events import RunPlanned
 from subnet.score.accounts import MOST_FLOPS
 from subnet.store.disk import atomic_write
 from subnet.words import PROTOCOL_VERSION, GroupShape
+from validator.journal import JournalDatabase
+from validator.journals import FILE_NAME, Journals, place_of
 from validator.stage_plan import plan_cuts
 
 MAX_QUEUED = 64
@@ -55,6 +57,7 @@ class RunEntry:
     finished: bool = False
     ended: RunSummary | None = None
     """How it stood when it finished, where that is known."""
+    journals: Journals = field(default_factory=Journals)
 
     @property
     def name(self) -> str:
@@ -69,7 +72,19 @@ class RunEntry:
 
     @property
     def journal_path(self) -> Path:
-        return self.directory / "journal.db"
+        """What belongs to the journal on this disk lies beside it, whether the journal is this file or not."""
+        return self.directory / FILE_NAME
+
+    @property
+    def has_journal(self) -> bool:
+        return place_of(self.directory) is not None
+
+    def journal(self) -> JournalDatabase:
+        """To read, wherever it lies."""
+        return self.journals.of(self.directory, self.stored.run_id)
+
+    def journal_to_lead(self) -> JournalDatabase:
+        return self.journals.to_lead(self.directory, self.stored.run_id)
 
     @property
     def finished_path(self) -> Path:
@@ -85,17 +100,23 @@ class AuditsTooLarge(InputError):
 
 class RunRegistry:
     """``rules``: runs with less audits than the policy requires now are refused; ``audit_memory_bytes``: so are those whose audits
-    need more."""
+    need more; ``journals``: where the runs' journals lie."""
 
     def __init__(
-        self, directory: Path, *, rules: Callable[[], AuditRules] = AuditRules, audit_memory_bytes: int = 1 << 62
+        self,
+        directory: Path,
+        *,
+        rules: Callable[[], AuditRules] = AuditRules,
+        audit_memory_bytes: int = 1 << 62,
+        journals: Journals | None = None,
     ) -> None:
+        self._journals = journals or Journals()
         self._directory, self._rules = directory / "runs", rules
         self._audit_memory_bytes = audit_memory_bytes
         self.entries: dict[str, RunEntry] = {}
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            found = [_load(path) for path in sorted(self._directory.glob("*/run.msgpack"))]
+            found = [_load(path, self._journals) for path in sorted(self._directory.glob("*/run.msgpack"))]
         except OSError as error:
             raise ConfigError(
                 f"cannot use the directory {directory}: {error.strerror or error}", hint="check --dir"
@@ -137,7 +158,7 @@ class RunRegistry:
         stored = StoredRun(f"{name}-{secrets.token_hex(4)}", name, len(self.entries), submitter, submission)
         directory = self._directory / name
         atomic_write(directory / "run.msgpack", wire.encode(stored))
-        entry = RunEntry(stored, config, plan, directory)
+        entry = RunEntry(stored, config, plan, directory, journals=self._journals)
         self.entries[name] = entry
         return entry
 
@@ -198,7 +219,7 @@ def _ended(path: Path) -> RunSummary | None:
         return None
 
 
-def _load(path: Path) -> RunEntry:
+def _load(path: Path, journals: Journals) -> RunEntry:
     data = path.read_bytes()
     try:
         stored = wire.decode(data, StoredRun, limit_bytes=2 * LIMIT_SUBMISSION_BYTES, what=str(path))
@@ -207,7 +228,7 @@ def _load(path: Path) -> RunEntry:
             f"{path} cannot be read: {error.reason}", hint="move the directory away and submit again"
         ) from error
     config, plan = plan_submission(stored.submission)
-    return RunEntry(stored, config, plan, path.parent)
+    return RunEntry(stored, config, plan, path.parent, journals=journals)
 
 
 def plan_submission(submission: RunSubmission) -> tuple[RunConfig, ModelPlan]:

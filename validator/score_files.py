@@ -21,11 +21,13 @@ from subnet.run.invariants import InvariantBroken
 from subnet.run.state import new_state
 from subnet.score.book import RunBook
 from subnet.store.disk import atomic_write
-from validator import journal_file
+from validator.journal import JournalDatabase
+from validator.journal_file import SqliteJournal
+from validator.journal_rows import WAY_OUT
 from validator.journal_store import JournalStore
 from validator.log_reader import get_segment
 from validator.run_archive import NamedStore
-from validator.run_registry import RunRegistry
+from validator.run_registry import RunEntry, RunRegistry
 from validator.scoring import ScoreBook
 
 NAME = "scores.msgpack"
@@ -49,22 +51,22 @@ def load_books(registry: RunRegistry, scores: ScoreBook) -> None:
         try:
             book.load((entry.directory / NAME).read_bytes())
         except (OSError, Corrupt) as error:
-            _from_journal(entry.journal_path, book, error)
+            _from_journal(entry, book, error)
         scores.catch_up(entry.stored.run_id)
 
 
-def _from_journal(path: Path, book: RunBook, why: Exception) -> None:
+def _from_journal(entry: RunEntry, book: RunBook, why: Exception) -> None:
     fresh = book.fresh()
     try:
-        found = read_journal(path, fresh)
+        found = read_journal(entry.journal(), fresh)
     except (OSError, IotaError) as error:
-        logger.warning("what was earned in run {} is forgotten: {}; {}", path.parent.name, why, error)
+        logger.warning("what was earned in run {} is forgotten: {}; {}", entry.directory.name, why, error)
         return
     logger.warning(
-        "scores of run {} counted anew from {} records of its journal: {}", path.parent.name, found.number, why
+        "scores of run {} counted anew from {} records of its journal: {}", entry.directory.name, found.number, why
     )
     book.load(fresh.dump())
-    keep_book(path.parent, book)
+    keep_book(entry.directory, book)
 
 
 # --- from the log store --------------------------------------------------------------------------------------------
@@ -113,15 +115,15 @@ class JournalRead:
     """When the last record was stamped; 0 where there is none behind the copy."""
 
 
-def read_journal(path: Path, book: RunBook) -> JournalRead:
-    """Fill an empty book from a journal's file: from record 0 where it is there, else from the oldest copy that is used.
+def read_journal(where: Path | JournalDatabase, book: RunBook) -> JournalRead:
+    """Fill an empty book from a journal (``Path``: its file): from record 0 where it is there, else from the oldest copy used.
 
     Chain, copy and every step are checked; a validator that is writing it isn't disturbed.
     """
-    if not path.exists():
-        raise NotFound(f"there is no journal {path}", hint="name a run's directory, or its journal.db")
-    with journal_file.readable(path):
-        found = journal_file.load(path, read_only=True)
+    journal = SqliteJournal(where) if isinstance(where, Path) else where
+    if not journal.exists():
+        raise NotFound(f"there is no {journal.name}", hint="name a run's directory, or its journal.db")
+    found = journal.load(read_only=True)
     state, first = new_state(), 0
     if found.copy is not None and found.base:
         state, first = found.copy.load(), found.copy.number
@@ -132,9 +134,7 @@ def read_journal(path: Path, book: RunBook) -> JournalRead:
             record = _record_decoder.decode(data)
             apply_record(state, record)
         except (msgspec.MsgspecError, InvariantBroken, LookupError) as error:
-            raise Corrupt(
-                f"journal {path}: record {number} can't follow: {error}", hint=journal_file.WAY_OUT
-            ) from error
+            raise Corrupt(f"{journal.name}: record {number} can't follow: {error}", hint=WAY_OUT) from error
         book.note(record)
         last_ns = record.time_ns
     run_id = state.run.run_id if state.run is not None else ""

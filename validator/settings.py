@@ -8,6 +8,7 @@ import msgspec
 
 from subnet.errors import ConfigError
 from subnet.policy.policy import SubnetPolicy
+from validator.journals import Journals
 
 
 class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +23,8 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8091
     directory: Path = Path("~/.iota/validator")
     """Journals and run files."""
+    journal_url: str = ""
+    """``postgresql://USER@HOST/DATABASE``: journals lie there, not in the directory."""
     store_url: str = "http://127.0.0.1:9945"
     """Of ``iota store serve``, or ``s3://BUCKET[/PREFIX]``: one prefix for one validator."""
     store_endpoint: str = ""
@@ -62,6 +65,7 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Since a run's end: until then its cases can be fetched and run again."""
 
     def __post_init__(self) -> None:
+        Journals(self.journal_url)
         if min(self.audit_memory_bytes, self.audit_disk_bytes) <= 0:
             raise ConfigError("--audit.memory and --audit.disk must be above 0", hint="such as 4GiB")
         if not 0 <= self.audit_keep_cases_s <= 1e9:
