@@ -306,7 +306,9 @@ class Run:
 
         deadline = Deadline.after(timeout_s)
         found = self._stored_step(step, deadline)
-        return export_run(self.swarm.remote(signed=True), self.name, directory, step=found, merged=merged, deadline=deadline)
+        return export_run(
+            self.swarm.remote(signed=True), self.name, directory, step=found, merged=merged, deadline=deadline
+        )
 
     # ---- for the iteration
 
