@@ -88,6 +88,10 @@ def _submit(
     if source is not None:
         say(f"weights: {source.directory}, as fp32")
     say(f"model: {plan.units.num_parameters:,} parameters in {plan.num_stages} stages, layers cut at {plan.cuts}")
+    if config.trainable.kind != "full":
+        say(f"trained: {plan.num_trained:,} parameters; the others are frozen")
+    if run.data.words:
+        say(f"data: {run.data.words}")
     with _scratch(work_dir) as scratch:
         if start is not None:
             start.check(plan, run.data.tokenizer_path)
