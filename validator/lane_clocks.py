@@ -20,6 +20,7 @@ from validator.policy import Policy
 from validator.watch import Lane, Watch
 
 MAX_DOUBLINGS = 5
+LOOK_EVERY_S = 0.5
 DOUBTED_AFTER = 2
 """Leases on one lane's stage that have been late before its neighbours' word is doubted."""
 
@@ -49,7 +50,11 @@ def parts_made(state: RunState, member: Member, claim: PartsClaim) -> Admitted:
 
 
 def late_lanes(now_s: float, state: RunState, work: StepWork, watch: Watch, policy: Policy) -> list[Decision]:
-    """Leases on lanes that are past their deadline, to be revoked."""
+    """Leases on lanes that are past their deadline, to be revoked; looked for a few times a second at most."""
+    if now_s < watch.lanes_look_s:
+        return []
+    watch.lanes_look_s = now_s + LOOK_EVERY_S
+    watch.see_lanes(now_s)
     decided: dict[ev.Revoking, Decision] = {}
     for stage, live in enumerate(work.live):
         running = [m for m in sorted(live) if m < work.num_training and lane_runs(state, work, stage, m, watch)]

@@ -112,6 +112,11 @@ class Watch:
         """By (step, microbatch, stage) of an open step: who was lost while it had the item's lease, and when."""
         self.lanes: dict[tuple[int, int, int], Lane] = {}
         """By (step, lane, stage) of the open step: how far its holder says that it is."""
+        self.lanes_look_s = NEVER
+        """When lanes are looked at next."""
+        self.lanes_moved_s = NEVER
+        """When it was last seen that somebody came on with a lane."""
+        self._num_moves = 0
         self.moves: dict[Member, int] = {}
         """How often a member came on with one of its lanes."""
         self.class_votes: dict[tuple[str, ...], set[str]] = {}
@@ -235,6 +240,12 @@ class Watch:
         if self.lanes.get(key) != lane:
             self.lanes[key] = lane
             self.moves[member] = self.moves.get(member, 0) + 1
+
+    def see_lanes(self, now_s: float) -> None:
+        """A round takes as long as many steps: as long as lanes come on, nobody waits for its seal in vain."""
+        num_moves = sum(self.moves.values())
+        if num_moves != self._num_moves:
+            self._num_moves, self.lanes_moved_s = num_moves, now_s
 
     # --- speeds ----------------------------------------------------------------------------------------------------
 

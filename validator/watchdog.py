@@ -79,7 +79,7 @@ def stall(
     if state.run is None or state.finished is not None or (state.paused and state.work is None):
         return None
     limit_s = policy.limit_s(step_seconds)
-    if now_s - last_seal_s < limit_s:
+    if now_s - max(last_seal_s, watch.lanes_moved_s) < limit_s:
         return None
     return Stall(last_seal_s, limit_s, tuple(waits(now_s, last_seal_s, state, watch, log_records=log_records)))
 
