@@ -156,7 +156,7 @@ def check_model(bundle: Bundle) -> None:
     check_run(planned.config, architecture)
     if architecture.num_layers != len(planned.unit_tensors) - 2:
         raise InputError("the case's tensors are not those of its model: another number of layers")
-    units = architecture.units(planned.config.data.sequence_length)
+    units = architecture.units(planned.config.data.sequence_length, planned.config.trainable)
     if units.units != planned.unit_tensors or units.tied != planned.tied:
         raise InputError("the case's tensors are not those of its model")
 

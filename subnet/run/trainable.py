@@ -63,8 +63,9 @@ def trains(section: TrainableSection, name: str, *, tied: bool) -> bool:
     if section.kind == "lora":
         return is_adapter(name)
     if name.startswith(_LAYERS):
-        return int(name.removeprefix(_LAYERS).split(".", 1)[0]) in section.layers
-    also = {"embedding", "head"} if tied and name == _EMBEDDING else {_PARTS[name]}
+        number = name.removeprefix(_LAYERS).split(".", 1)[0]
+        return number.isdecimal() and int(number) in section.layers
+    also = {"embedding", "head"} if tied and name == _EMBEDDING else {_PARTS.get(name, "")}
     return not also.isdisjoint(section.also)
 
 
