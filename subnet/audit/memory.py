@@ -53,6 +53,7 @@ def replay_memory(plan: ModelPlan, stage: int) -> StageMemory:
         for p in layout.groups[layout.group_of_stage[stage]].partitions
         if p.section in layout.stage_sections[stage]
     ]
+    held = sum(spec.num_elements for spec in plan.stage_tensors[stage])
     per_sum = 4 * elements + BYTES_PER_BLOCK_STEP * blocks
     fp32 = 4 * plan.config.pipeline.microbatch_rows * plan.config.data.sequence_length * plan.hidden_size
     boundaries = BOUNDARIES * fp32 + 2 * boundary_bytes(plan)
@@ -60,7 +61,7 @@ def replay_memory(plan: ModelPlan, stage: int) -> StageMemory:
         MemoryTerm("torch overhead", TORCH_OVERHEAD_BYTES),
         MemoryTerm("sealed partition", 3 * max(sizes), "state"),
         MemoryTerm("merged integers", per_sum, "state"),
-        MemoryTerm("snapshot chunk", 2 * min(CHUNK_BYTES, 4 * elements), "state"),
+        MemoryTerm("snapshot chunk", 2 * min(CHUNK_BYTES, 4 * held), "state"),
         MemoryTerm("golden task", GOLDEN_ARRAYS * 4 * _golden_elements(plan, stage), "golden"),
         MemoryTerm("gradients and work", backward_work_bytes(plan, stage), "golden"),
         MemoryTerm("graph", graph_bytes(plan, stage), "compute"),
