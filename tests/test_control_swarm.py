@@ -29,7 +29,7 @@ MODEL = {
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
 }
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_rate_length_and_a_rollback_are_the_owners_to_the_bit(
     swarm: OwnSwarm, data: PreparedData, tmp_path: Path
 ) -> None:
     run = run_of(swarm, data, "changed")
-    for report in run.reports(timeout_s=300):
+    for report in run.reports(timeout_s=540):
         assert report.learning_rate == pytest.approx(8e-3)
         if report.step >= 3:
             break
@@ -86,7 +86,7 @@ def test_rate_length_and_a_rollback_are_the_owners_to_the_bit(
     with pytest.raises(Refused, match="made 2 updates"):
         run.rollback(4)
     run.resume()
-    rates = {report.step: report.learning_rate for report in run.reports(timeout_s=300)}
+    rates = {report.step: report.learning_rate for report in run.reports(timeout_s=540)}
     assert [rates[step] for step in (3, 4, 5)] == pytest.approx([4e-3] * 3)
 
     config = filed(swarm, "changed")
@@ -109,7 +109,7 @@ def test_rate_length_and_a_rollback_are_the_owners_to_the_bit(
 def test_a_fork_goes_on_with_weights_and_moments(swarm: OwnSwarm, data: PreparedData, tmp_path: Path) -> None:
     """Its scales are new, so it is near what the run would have been, not equal."""
     run = run_of(swarm, data, "parent", steps=5)
-    run.wait(timeout_s=300)
+    run.wait(timeout_s=540)
     config = filed(swarm, "parent")
     forked = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name="forked", steps=3))
     file = tmp_path / "forked.toml"
@@ -117,7 +117,7 @@ def test_a_fork_goes_on_with_weights_and_moments(swarm: OwnSwarm, data: Prepared
     wallet = [*("--wallet.name", swarm._wallet), *("--wallet.hotkey", swarm._wallet_hotkey or "default")]
     where = ["--validator.url", swarm.url, "--wallet.path", str(swarm._wallet_path), "--work-dir", str(swarm.cache)]
     assert main(["run", "fork", "parent", str(file), "--step", "4", *wallet, *where]) == 0
-    fork = swarm.run("forked").wait(timeout_s=300)
+    fork = swarm.run("forked").wait(timeout_s=540)
     assert fork.last is not None
     losses = {report.step: report.loss for report in iota.attach(swarm.url, "forked", warn=False).reports(timeout_s=60)}
     reference = reference_of(config, data, data.directory)
@@ -139,11 +139,11 @@ def test_a_wrong_word_says_what_is_allowed(capsys: pytest.CaptureFixture[str]) -
 def test_words_as_json_are_one_object(swarm: OwnSwarm, data: PreparedData, capsys: pytest.CaptureFixture[str]) -> None:
     run_of(swarm, data, "told")
     run = swarm.run("told")
-    next(iter(run.reports(timeout_s=300)))
+    next(iter(run.reports(timeout_s=540)))
     wallet = [*("--wallet.name", swarm._wallet), *("--wallet.hotkey", swarm._wallet_hotkey or "default")]
     where = ["--validator.url", swarm.url, "--wallet.path", str(swarm._wallet_path), "--json"]
     capsys.readouterr()
     assert main(["run", "stop", "told", *wallet, *where]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["name"], said["steps"] < 200) == ("told", True)
-    run.wait(timeout_s=300)
+    run.wait(timeout_s=540)
