@@ -87,7 +87,7 @@ class FastLane(Lane):
 
     def moments(self) -> dict[int, dict[str, Moments]]:
         """What is kept, by lane and tensor."""
-        names = {parameter: name for name, parameter in self.parameters.items()}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         return {lane: {names[p]: dict(state) for p, state in kept.items()} for lane, kept in self.kept.items()}
 
     def set_moments(self, moments: dict[int, dict[str, Moments]]) -> None:
