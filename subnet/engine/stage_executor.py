@@ -23,11 +23,11 @@ from subnet.engine.lane import Lane, Lanes
 from subnet.engine.stage_state import StageState
 from subnet.errors import InputError, IotaError
 from subnet.model.chunk import ChunkGraph, ChunkInput, GradientSum, LossShape, backward_chunk, forward_chunk
+from subnet.model.device_copies import Outgoing
 from subnet.model.items import (
     Buffer,
     ItemFailed,
     ItemShape,
-    boundary_bytes,
     check_finite,
     check_gradients,
     exception_failure,
@@ -209,7 +209,7 @@ class StageExecutor:
         keep = keep_graph and training and self.can_retain()
         graphs: list[ChunkGraph] = []
         losses: list[Tensor] = []
-        hidden: list[Boundary] = []
+        hidden = Outgoing(self.state.device, wanted=not self._is_last)
         with self._failing(item):
             for number, given in enumerate(inputs):
                 # Training items always run with gradients on: some kernels are chosen by whether they are wanted.
@@ -223,7 +223,7 @@ class StageExecutor:
                 if keep:
                     graphs.append(graph)
                 del graph
-            output = None if self._is_last else boundary_bytes(hidden)
+            output = hidden.data()
             loss_bits = sum_bits(losses) if self._is_last else None
             if training:
                 check_finite(item, output, loss_bits)
@@ -264,7 +264,8 @@ class StageExecutor:
             grads = self._shape.boundary(grad, self.state.device, "gradient")
         kept = self._graphs.pop((item, part), None)
         inputs = self._inputs(x, tokens, check_finite=True) if kept is None else []
-        summed, losses, out = GradientSum(), list[Tensor](), list[Boundary]()
+        summed, losses = GradientSum(), list[Tensor]()
+        out = Outgoing(self.state.device, wanted=not self._is_first)
         with self._failing(item):
             for number in range(self._chunks):
                 if kept is None:
@@ -277,7 +278,7 @@ class StageExecutor:
                 if x_grad is not None:
                     out.append(x_grad)
                 del graph
-            output = None if self._is_first else boundary_bytes(out)
+            output = out.data()
             loss_bits = sum_bits(losses) if self._is_last else None
             check_finite(item, output, loss_bits)
             output = self._shape.coded(output)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from subnet.errors import InputError, IotaError
 from subnet.model.chunk import ChunkInput
+from subnet.model.device_copies import copies_of
 from subnet.model.dialogues import IGNORED_LABEL, split_bits
 from subnet.model.families import num_routed
 from subnet.model.plan import ModelPlan
@@ -114,16 +115,6 @@ def sum_bits(losses: Sequence[Tensor]) -> int:
     return int(total.reshape(1).cpu().numpy().view(np.uint32)[0])
 
 
-def boundary_bytes(chunks: Sequence[Boundary]) -> memoryview:
-    """The chunks' hidden states stacked (rows, L, H), then their router sums (chunks, 2, E), as bytes of fp32."""
-    hidden = [chunk.hidden_BLH for chunk in chunks]
-    routing = [chunk.routing_2E for chunk in chunks if chunk.routing_2E is not None]
-    whole = torch.cat(hidden) if len(hidden) > 1 else hidden[0]
-    if routing:
-        whole = torch.cat([part.reshape(-1) for part in (whole, *routing)])
-    return whole.detach().contiguous().cpu().numpy().data.cast("B")
-
-
 @dataclass(frozen=True)
 class ItemShape:
     """Shape of a microbatch and of the chunks it is worked on in, and the form of its boundaries."""
@@ -164,7 +155,7 @@ class ItemShape:
         return coded_size(self.code, self.rows * self.length, self.hidden, self.chunks) + self.routing_bytes
 
     def coded(self, output: memoryview | None) -> memoryview | None:
-        """A boundary as it is hashed, kept and sent, from its fp32 bytes (:func:`boundary_bytes`)."""
+        """A boundary as it is hashed, kept and sent, from its fp32 bytes."""
         if output is None or self.code == RAW:
             return output
         end = len(output) - self.routing_bytes
@@ -180,9 +171,10 @@ class ItemShape:
         if self.routed and len(data) != self.boundary_size_bytes:
             raise InputError(f"the {what} has {len(data)} bytes instead of {self.boundary_size_bytes}")
         end = len(data) - self.routing_bytes
-        host = torch.empty((self.rows, self.length, self.hidden), dtype=torch.float32)
+        copies = copies_of(device)
+        host = copies.buffer((self.rows, self.length, self.hidden))
         decode(self.code, data[:end], host.view(-1, self.hidden).numpy(), self.chunks, finite=finite, what=what)
-        hidden = host.to(device).chunk(self.chunks)
+        hidden = [copies.upload(part) for part in host.chunk(self.chunks)]
         if not self.routed:
             return [Boundary(chunk_BLH) for chunk_BLH in hidden]
         sums = np.frombuffer(data[end:], dtype="<f4").reshape(self.chunks, 2, self.routed)
