@@ -16,6 +16,7 @@ SAYS = {
     "with_asyncio.py": "seed-2",
     "callbacks.py": "gone",
     "compare_with_pytorch.py": "hold-out loss after",
+    "own_modules.py": "run root",
     "lora.py": "run root",
 }
 

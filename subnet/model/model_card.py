@@ -73,11 +73,13 @@ _LOAD = """from transformers import AutoModelForCausalLM, AutoTokenizer
 model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")"""
 
 _LOAD_MODULES = """import json
+from pathlib import Path
+
 from safetensors.torch import load_file
 from torch import nn
 from modules import {function}  # modules.py beside this file: read it before you run it
 
-model = nn.Sequential(*{function}(**json.load(open("config.json"))["arguments"])).eval()
+model = nn.Sequential(*{function}(**json.loads(Path("config.json").read_text())["arguments"])).eval()
 model.load_state_dict(load_file("model.safetensors"))"""
 
 _LOAD_ADAPTER = """from peft import PeftModel
