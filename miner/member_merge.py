@@ -25,6 +25,8 @@ from subnet.timing import TIMEOUTS, Deadline, transfer_deadline
 from subnet.words import Commitment
 
 Buffer = bytes | bytearray | memoryview
+STORED_TOGETHER_BYTES = 16 << 20
+"""Sums wait for company on their way to the store until they are so many bytes, while others are on theirs."""
 AHEAD = (BACKWARD, -1)
 """Nobody waits for it yet, and nothing is left to compute that it could keep waiting for long."""
 
@@ -91,29 +93,27 @@ class MergeWork:
             local.commitments.pop(other, None)
 
     async def reduce(self, owes: Sequence[Reduce]) -> None:
-        """All partitions that can be merged now, one by one; while one is stored the next are summed, and stored together."""
+        """All partitions that can be merged now, one by one; what is summed is stored meanwhile, and nothing waits its turn."""
         first = owes[0]
         work, merge = self._open(first.step, first.group, first.version)
         total = num_counted(work)
         items = {value: len(entry.microbatches) for entry in merge.entries for _, value in entry.hashes}
         summed: list[_Summed] = []
-        storing: asyncio.Task[None] | None = None
+        storing: set[asyncio.Task[None]] = set()
         try:
-            for owe in owes:
+            for number, owe in enumerate(owes, 1):
                 slices: list[tuple[Buffer, int]] = [(self._slice(value), items[value]) for value in owe.hashes]
                 summed.append(await self._sum(owe, slices, total))
-                if storing is None or storing.done():
-                    if storing is not None:
-                        storing.result()
-                    storing, summed = asyncio.create_task(self._store(summed), name="store merged"), []
-            if storing is not None:
-                await storing
-            if summed:
-                await self._store(summed)
+                idle = all(task.done() for task in storing)
+                if idle or number == len(owes) or sum(one.stored.nbytes for one in summed) >= STORED_TOGETHER_BYTES:
+                    storing.add(asyncio.create_task(self._store(summed), name="store merged"))
+                    summed = []
+            await asyncio.gather(*storing)
         finally:
-            if storing is not None and not storing.done():
-                storing.cancel()
-                await asyncio.wait({storing})
+            for task in storing:
+                task.cancel()
+            if storing:
+                await asyncio.wait(storing)
 
     async def _sum(self, owe: Reduce, slices: Sequence[tuple[Buffer, int]], total: int) -> _Summed:
         """On the compute thread: the sum, and the bytes to store: as it is, or in exact widths on slow links."""
@@ -213,7 +213,9 @@ class MergeWork:
 
         def verify() -> str | None:
             for p in owe.partitions:
-                told = merged[p]
+                told, mine = merged[p], context.local.merged.get(((owe.step, owe.group, owe.version), p))
+                if mine is not None and mine.hash != told.hash:
+                    return f"partition {p}: its other owner's sum is another one"
                 parts = [dict(fingerprints[e.member])[p] for e in entries if p in dict(e.hashes)]
                 wrong = merge_work.check_merged(
                     p,

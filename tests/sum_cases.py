@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from subnet.numerics.layout import RunLayout, TensorSpec, build_layout
+from subnet.numerics.layout import Partition, RunLayout, Section, TensorSpec, build_layout
+from subnet.numerics.slices import BlockSquares
 
 QMAX = 1023
 SHAPES: list[tuple[tuple[int, ...], bool]] = [
@@ -52,3 +56,12 @@ def plain_maxima(flat: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 def some_exponents(num_blocks: int, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(rng.integers(-18, -6, num_blocks).astype(np.int16))
+
+
+def square_sum(
+    section: Section, partition: Partition, integers: NDArray[Any], exponents: NDArray[np.int16], bound: int
+) -> int:
+    """Sum over the partition's blocks of (sum of squares) * 4^(k + SQUARES_BIAS), in one piece."""
+    squares = BlockSquares(section, partition, bound)
+    squares.add(0, integers.astype(np.float64))
+    return squares.total(exponents)

@@ -8,7 +8,7 @@ import torch
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sum_cases import QMAX, SHAPES, layout_of, some_exponents
+from sum_cases import QMAX, SHAPES, layout_of, some_exponents, square_sum
 
 from subnet.errors import HashMismatch, InputError
 from subnet.numerics.examine import accept_slice, examine_merged
@@ -16,7 +16,7 @@ from subnet.numerics.fingerprint import slice_fingerprint
 from subnet.numerics.fixed_point import PartialSum, host_exponents
 from subnet.numerics.layout import RunLayout, block_lengths
 from subnet.numerics.packing import pack_slice, unpack_slice
-from subnet.numerics.slices import parse_slice, square_sum, sum_bits
+from subnet.numerics.slices import parse_slice, sum_bits
 from subnet.run.schedule import SQUARES_BIAS
 
 SEED = b"\x09" * 32

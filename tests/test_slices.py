@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sum_cases import QMAX, SHAPES, layout_of, plain_blocks, plain_quantise, random_grads, some_exponents
+from sum_cases import QMAX, SHAPES, layout_of, plain_blocks, plain_quantise, random_grads, some_exponents, square_sum
 from torch import Tensor
 
 from subnet.errors import InputError
@@ -30,7 +31,6 @@ from subnet.numerics.slices import (
     parse_slice,
     slice_size,
     slice_width,
-    square_sum,
     sum_bits,
 )
 from subnet.run.schedule import SQUARES_BIAS
@@ -63,7 +63,7 @@ def merge_all(
             packed = [(pack_slice(section, partition, buffer, n), n) for buffer, n in slices]
             slices = [(unpack_slice(section, partition, buffer, n), n) for buffer, n in packed]
         host = None if ks is None else host_exponents(ks)
-        merged, part = merge_slices(section, partition, slices, total_items=len(items), exponents=host)
+        merged, part, _ = merge_slices(section, partition, slices, total_items=len(items), exponents=host)
         load_merged(section, partition, merged, len(items), values, maxima)
         squares += part
     return (np.empty(0) if values is None else values.numpy()), maxima.numpy(), squares
@@ -145,7 +145,7 @@ def test_cuts_of_the_model_do_not_show(tied: bool) -> None:
                         continue
                     slices = [(p.encode(partition), p.num_items) for p in partials]
                     host = host_exponents(held)
-                    merged, part = merge_slices(section, partition, slices, total_items=5, exponents=host)
+                    merged, part, _ = merge_slices(section, partition, slices, total_items=5, exponents=host)
                     load_merged(section, partition, merged, 5, values, maxima)
                     squares += part
             for span in section.tensors:
@@ -178,7 +178,10 @@ def test_sums_stay_exact_at_the_limits() -> None:
     partial.add_item([(0, grad)])
     assert partial.values[:2].tolist() == [half * 1023.0, -half * 1023.0]
     slices = [(partial.encode(partition), half)] * 2
-    merged, squares = merge_slices(section, partition, slices, total_items=num_items, exponents=host_exponents(ks))
+    merged, squares, hash_ = merge_slices(
+        section, partition, slices, total_items=num_items, exponents=host_exponents(ks)
+    )
+    assert hash_ == blake3(merged).hexdigest()
     values, maxima = torch.empty(1500), torch.empty(2)
     load_merged(section, partition, merged, num_items, values, maxima)
     top = num_items * QMAX
@@ -244,7 +247,7 @@ def test_a_leaf_of_a_tied_tensor_keeps_to_its_half() -> None:
     partial = PartialSum(section, ks)
     assert partial.add_item([(0, torch.full((2, 8), 600.0))]).num_clipped == 16
     good = bytes(partial.encode(partition))
-    merged, _ = merge_slices(section, partition, [(good, 1)] * 2, total_items=1, exponents=host_exponents(ks))
+    merged, _, _ = merge_slices(section, partition, [(good, 1)] * 2, total_items=1, exponents=host_exponents(ks))
     values, maxima = torch.empty(16), torch.empty(2)
     load_merged(section, partition, merged, 1, values, maxima)
     assert values.tolist() == [1022.0] * 16

@@ -177,7 +177,7 @@ class World:
         for partition in layout.groups[group].partitions:
             section, p = layout.sections[partition.section], partition.index
             slices = [(honest[e.member, p], len(e.microbatches)) for e in entries if (e.member, p) in honest]
-            data, squares = merge_slices(
+            data, squares, _ = merge_slices(
                 section, partition, slices, total_items=count, exponents=self.exponents(section)
             )
             said, squares = lies.merged(p, bytes(data), squares)

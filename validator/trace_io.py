@@ -251,8 +251,7 @@ def _sum(
     said: MergedPartition,
 ) -> tuple[str, str]:
     """Hash and square-sum of the slices' sum; no hash if the owner stored something else under the right one."""
-    data, squares = merge_slices(section, partition, slices, total_items=total_items, exponents=scales)
-    hash = blake3(data).hexdigest()
+    data, squares, hash = merge_slices(section, partition, slices, total_items=total_items, exponents=scales)
     stored_as = hash
     if said.blob != hash and scales is not None:
         stored_as = blake3(pack_slice(section, partition, data, total_items)).hexdigest()

@@ -88,6 +88,8 @@ class StageMerge:
         self._device = state.device
         self._exponents: dict[int, NDArray[np.int16] | None] = {}
         self._examined: dict[tuple[int, str, bytes], Examined] = {}
+        self._own_squares: dict[tuple[int, str], int] = {}
+        """By (partition, hash) of what was summed here."""
         self._sums: dict[int, MergedSection] = {}
         self._loaded: dict[int, str] = {}
         """By partition: the hash of what lies in ``_sums``."""
@@ -158,10 +160,11 @@ class StageMerge:
     def merge_partition(self, index: int, slices: Sequence[tuple[Buffer, int]], *, total_items: int) -> MergedPartition:
         """The owner's work: the sum of (bytes, number of microbatches), whose order doesn't matter."""
         partition, section = self.find(index)
-        data, squares = merge_slices(
+        data, squares, hash_ = merge_slices(
             section, partition, slices, total_items=total_items, exponents=self._exponents[section.index]
         )
-        return MergedPartition(data, blake3(data).hexdigest(), squares)
+        self._own_squares[index, hash_] = squares
+        return MergedPartition(data, hash_, squares)
 
     def partial_fingerprints(self, partial: StagePartial, seed: bytes, *, total_items: int) -> dict[int, Fingerprint]:
         """The contributor's fingerprints by partition; empty ones while calibrating."""
@@ -256,6 +259,7 @@ class StageMerge:
             seed=seed,
             width_bits=self._width(section, total_items),
             values=values.numpy() if values is not None and values.device.type == "cpu" else None,
+            squares=self._own_squares.get((index, hash)),
         )
         if target.maxima.device.type == "cpu":
             target.maxima[partition.block_start : partition.block_end] = torch.from_numpy(found.maxima.copy())

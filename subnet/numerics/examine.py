@@ -85,10 +85,12 @@ def examine_merged(
     seed: bytes,
     width_bits: int,
     values: NDArray[np.float32] | None = None,
+    squares: int | None = None,
 ) -> Examined:
     """Fingerprint and square-sum of merged bytes whose hash is known; bytes that can't be a sum are refused.
 
     ``values``, if given, is the partition's part of the section's fp32 array: the integers are written there.
+    ``squares``: the square-sum of the same bytes, if they were summed here.
     """
     size = slice_size(section, partition, total_items)
     raw = np.frombuffer(buffer, dtype=np.uint8)
@@ -101,12 +103,17 @@ def examine_merged(
     check_maxima(partition, maxima)
     bound = total_items * section.item_bound
     printer = Fingerprinter(seed, width_bits, partition.index, len(integers))
-    squares = BlockSquares(section, partition, bound)
+    summed = BlockSquares(section, partition, bound) if squares is None else None
     for at in range(0, len(integers), TILE_VALUES):
         tile = integers[at : at + TILE_VALUES]
         check_range(partition, tile, bound)
-        squares.add(at, printer.add(at, tile))
+        wide = printer.add(at, tile)
+        if summed is not None:
+            summed.add(at, wide)
         if values is not None:
             np.copyto(values[at : at + TILE_VALUES], tile, casting="unsafe")
     fingerprint = printer.result() + sampled_maxima(maxima, seed, partition.index)
-    return Examined(fingerprint, squares.total(exponents), maxima)
+    if summed is not None:
+        squares = summed.total(exponents)
+    assert squares is not None
+    return Examined(fingerprint, squares, maxima)

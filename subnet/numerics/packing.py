@@ -22,6 +22,8 @@ from subnet.numerics.slices import Buffer, integer_type, slice_size, sum_bits
 _TILE = 1 << 16
 """Values worked on at a time: a multiple of 8, and few enough that intermediate results stay in the cache."""
 _GROUP = 8
+_ONE_LOAD_BITS = 25
+"""Values up to this width lie in four bytes, wherever they begin."""
 _SLACK = 8
 """Bytes behind a buffer that whole words may touch."""
 
@@ -153,6 +155,9 @@ def _pack_tile(register: NDArray[Any], bits: int, out: NDArray[np.uint8]) -> Non
 
 
 def _unpack_tile(part: NDArray[np.uint8], bits: int, out: NDArray[Any]) -> None:
+    if 16 < bits <= _ONE_LOAD_BITS and len(out) % _GROUP == 0:
+        _unpack_loads(part, bits, out)
+        return
     groups = -(-len(out) // _GROUP)
     words = [np.ascontiguousarray(_words_of(part, word, groups, bits)) for word in range(-(-bits // 8))]
     num_pieces, width = (2, 4 * bits) if bits <= 16 else (4, 2 * bits)
@@ -164,6 +169,18 @@ def _unpack_tile(part: NDArray[np.uint8], bits: int, out: NDArray[Any]) -> None:
             piece |= words[word + 1] << np.uint64(64 - shift)
         pieces[i::num_pieces] = piece
     np.copyto(out, _unfolded(pieces, bits)[: len(out)], casting="unsafe")
+
+
+def _unpack_loads(part: NDArray[np.uint8], bits: int, out: NDArray[Any]) -> None:
+    """Each value lies in the four bytes from its first one on: its upper bits are shifted away, then its sign down."""
+    groups = len(out) // _GROUP
+    lanes = np.empty((_GROUP, groups), dtype=np.int32)
+    for i in range(_GROUP):
+        first, shift = divmod(i * bits, 8)
+        found = np.ndarray((groups,), dtype="<i4", buffer=part.data, offset=first, strides=(bits,))
+        np.left_shift(found, 32 - bits - shift, out=lanes[i])
+    lanes >>= 32 - bits
+    np.copyto(out.reshape(groups, _GROUP).T, lanes, casting="unsafe")
 
 
 def _folded(register: NDArray[Any], bits: int) -> tuple[Words, int]:

@@ -106,6 +106,18 @@ def parse_slice(
 
     ``item_bound`` is the most that a microbatch adds, if less than the section's (one leaf of two).
     """
+    integers, maxima = _parse(section, partition, buffer, num_items, calibration=calibration)
+    if integers is not None:
+        bound = num_items * (section.item_bound if item_bound is None else item_bound)
+        for at in range(0, len(integers), TILE):
+            check_range(partition, integers[at : at + TILE], bound)
+    return integers, maxima
+
+
+def _parse(
+    section: Section, partition: Partition, buffer: Buffer, num_items: int, *, calibration: bool
+) -> tuple[NDArray[Any] | None, NDArray[np.float32]]:
+    """The same, but the integers' range is still to be checked."""
     size = slice_size(section, partition, num_items, calibration=calibration)
     raw = np.frombuffer(buffer, dtype=np.uint8)
     if len(raw) != size:
@@ -115,11 +127,7 @@ def parse_slice(
     check_maxima(partition, maxima)
     if calibration:
         return None, maxima
-    integers = np.frombuffer(buffer, dtype=integer_type(section, num_items), count=partition.num_elements)
-    bound = num_items * (section.item_bound if item_bound is None else item_bound)
-    for at in range(0, len(integers), TILE):
-        check_range(partition, integers[at : at + TILE], bound)
-    return integers, maxima
+    return np.frombuffer(buffer, dtype=integer_type(section, num_items), count=partition.num_elements), maxima
 
 
 def check_maxima(partition: Partition, maxima: NDArray[np.float32]) -> None:
@@ -139,8 +147,8 @@ def merge_slices(
     *,
     total_items: int,
     exponents: NDArray[np.int16] | None,
-) -> tuple[memoryview, int]:
-    """The canonical bytes of the sum, and its exact square-sum scaled by 4^SQUARES_BIAS.
+) -> tuple[memoryview, int, str]:
+    """The canonical bytes of the sum, its exact square-sum scaled by 4^SQUARES_BIAS, and the BLAKE3 of the bytes.
 
     ``slices`` are (bytes, number of microbatches); ``exponents`` are the section's, or None while calibrating.
     Each stage that holds the section contributes every microbatch once.
@@ -149,34 +157,55 @@ def merge_slices(
     if counted != due or any(n < 0 for _, n in slices):
         raise InputError(f"slices of section {section.name} count {counted} microbatches instead of {due}")
     calibration, item_bound = exponents is None, section.item_bound // len(section.stages)
-    parsed = [
-        parse_slice(section, partition, buffer, n, calibration=calibration, item_bound=item_bound)
-        for buffer, n in slices
-    ]
+    parsed = [_parse(section, partition, buffer, num_items, calibration=calibration) for buffer, num_items in slices]
     maxima = np.zeros(partition.num_blocks, dtype=np.float32)
     for _, theirs in parsed:
         np.maximum(maxima, theirs, out=maxima)
     if exponents is None:
-        return encode_arrays(section, partition, total_items, None, maxima), 0
+        data = encode_arrays(section, partition, total_items, None, maxima)
+        return data, 0, blake3(data).hexdigest()
     out = np.empty(slice_size(section, partition, total_items), dtype=np.uint8)
     split = len(out) - maxima.nbytes
     out[split:] = maxima.astype("<f4", copy=False).view(np.uint8)
     total = out[:split].view(integer_type(section, total_items))
-    _add_up([values for values, _ in parsed if values is not None], total)
-    squares = square_sum(section, partition, total, exponents, total_items * section.item_bound)
-    return out.data, squares
+    added = [
+        (values, num_items * item_bound)
+        for (values, _), (_, num_items) in zip(parsed, slices, strict=True)
+        if values is not None
+    ]
+    squares, hasher = _add_up(section, partition, added, total, total_items * section.item_bound)
+    return out.data, squares.total(exponents), hasher.update(out[split:].data).hexdigest()
 
 
-def _add_up(integers: Sequence[NDArray[Any]], total: NDArray[Any]) -> None:
-    """Into ``total``, whose type holds the whole sum and so every part of it: nothing is widened on the way."""
+def _add_up(
+    section: Section,
+    partition: Partition,
+    added: Sequence[tuple[NDArray[Any], int]],
+    total: NDArray[Any],
+    bound: int,
+) -> tuple[BlockSquares, blake3]:
+    """Into ``total``, whose type holds the whole sum and so every part of it: nothing is widened on the way.
+
+    ``added`` are (integers, what none of them may be beyond). While a tile is in the cache it is checked, added, squared and
+    hashed.
+    """
+    squares, hasher, work = BlockSquares(section, partition, bound), blake3(), np.empty(TILE, dtype=np.float64)
     for at in range(0, len(total), TILE):
         tile = total[at : at + TILE]
-        if not integers:
+        if not added:
             tile[:] = 0
-            continue
-        np.copyto(tile, integers[0][at : at + TILE], casting="unsafe")
-        for values in integers[1:]:
-            np.add(tile, values[at : at + TILE], out=tile, casting="unsafe")
+        for number, (values, limit) in enumerate(added):
+            theirs = values[at : at + TILE]
+            check_range(partition, theirs, limit)
+            if number:
+                np.add(tile, theirs, out=tile, casting="unsafe")
+            else:
+                np.copyto(tile, theirs, casting="unsafe")
+        wide = work[: len(tile)]
+        np.copyto(wide, tile)
+        squares.add(at, wide)
+        hasher.update(tile.view(np.uint8).data)
+    return squares, hasher
 
 
 def decode_merged(
@@ -194,20 +223,6 @@ def decode_merged(
         for at in range(0, len(target), TILE):
             np.copyto(target[at : at + TILE], integers[at : at + TILE], casting="unsafe")
     maxima[partition.block_start : partition.block_end] = theirs
-
-
-def square_sum(
-    section: Section, partition: Partition, integers: NDArray[Any], exponents: NDArray[np.int16], bound: int
-) -> int:
-    """Sum over the partition's blocks of (sum of squares) * 4^(k + SQUARES_BIAS), exactly."""
-    squares = BlockSquares(section, partition, bound)
-    work = np.empty(TILE, dtype=np.float64)
-    for at in range(0, len(integers), TILE):
-        tile = integers[at : at + TILE]
-        wide = work[: len(tile)]
-        np.copyto(wide, tile)
-        squares.add(at, wide)
-    return squares.total(exponents)
 
 
 class BlockSquares:
