@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from subnet.numerics.owners import owners_of
 from subnet.run import state as st
 from subnet.run.state import Merge, RunState
 from subnet.words import Member
@@ -87,7 +88,7 @@ class EarlySlices:
             return {}
         named: dict[str, memoryview] = {}
         for place, held in list(self._held.items()):
-            if names(merge, place[0], place[1], held.hash) and merge.owners[place[1]] == me:
+            if names(merge, place[0], place[1], held.hash) and me in owners_of(merge, place[1]):
                 named[held.hash] = held.data
                 self._drop(place)
         manifest = (work.step, group, merge.version)

@@ -18,7 +18,7 @@ from miner.owes import FetchSlice, SendSlice
 from subnet.errors import InputError, NotFound
 from subnet.logs import ReasonLog
 from subnet.net.base import PeerAddress, Priority, Transport, send_deadline
-from subnet.numerics.owners import foreseen_owners
+from subnet.numerics.owners import foreseen_owners, foreseen_seconds, owners_of, pair
 from subnet.protocol.messages import AnyPeerFrame, NeedSliceFrame, SliceFrame
 from subnet.run import state as st
 from subnet.run.state import RunState, StepWork
@@ -207,8 +207,10 @@ class Slices:
 
 def is_mine(state: RunState, work: StepWork, group: int, partition: int, me: Member) -> bool:
     """Whether I own the partition now, or will if nobody comes or goes."""
-    owners = work.merges[group].owners
-    if owners and owners[partition] == me:
+    merge = work.merges[group]
+    if merge.owners and me in owners_of(merge, partition):
         return True
     foreseen = foreseen_owners(state, group)
-    return foreseen is not None and foreseen[partition] == me
+    if foreseen is None:
+        return False
+    return me in pair(foreseen, foreseen_seconds(state, group, foreseen), partition)

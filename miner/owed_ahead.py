@@ -11,7 +11,7 @@ from miner.local_view import LocalView
 from miner.owed_merges import sum_is
 from miner.owes import Commit, Examine, FetchMerged, Owe, SendSlice, StoreSlice
 from miner.ways import by_store, stores_all
-from subnet.numerics.owners import foreseen_owners
+from subnet.numerics.owners import foreseen_owners, foreseen_seconds, pair
 from subnet.run import state as st
 from subnet.run.state import Merge, RunState, StepWork
 from subnet.words import CALIBRATION_STEP, Member
@@ -72,8 +72,10 @@ def _commit_and_send(
     owners = foreseen_owners(state, group)
     if owners is None:
         return
-    for partition, value in sorted(made.items()):
-        owner = owners[partition]
+    seconds = foreseen_seconds(state, group, owners)
+    for partition, value, owner in (
+        (p, hash_, k) for p, hash_ in sorted(made.items()) for k in pair(owners, seconds, p)
+    ):
         if owner != me and (value, owner) not in local.sent and not by_store(state, me, owner):
             owes.append(SendSlice(work.step, group, partition, value, owner))
 

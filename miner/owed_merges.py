@@ -6,6 +6,7 @@ from miner.local_view import LocalView
 from miner.owed_mismatch import owed_before_commitment, wrong_input
 from miner.owes import Check, Commit, FetchSlice, Fingerprint, Owe, Reduce, Report, SendSlice, StoreSlice
 from miner.ways import by_store, stores_all
+from subnet.numerics.owners import owners_of
 from subnet.protocol import messages as msg
 from subnet.run import state as st
 from subnet.run.state import Merge, RunState, StepWork
@@ -81,11 +82,12 @@ def _owed_slices(
     owes: list[Owe],
 ) -> None:
     for partition, value in mine.hashes:
-        owner = merge.owners[partition]
-        awaited = merge.phase == st.REDUCING and owner != me and partition not in merge.merged
-        stores = awaited and by_store(state, me, owner)
-        if awaited and not stores and (value, owner) not in local.sent:
-            owes.append(SendSlice(work.step, group, partition, value, owner))
+        awaited = merge.phase == st.REDUCING and partition not in merge.merged
+        others = [owner for owner in owners_of(merge, partition) if owner != me] if awaited else []
+        stores = any(by_store(state, me, owner) for owner in others)
+        for owner in others:
+            if not by_store(state, me, owner) and (value, owner) not in local.sent:
+                owes.append(SendSlice(work.step, group, partition, value, owner))
         if (stores or merge.routed or merge.tracing) and value not in local.stored:
             owes.append(StoreSlice(work.step, group, partition, value))
 
@@ -95,8 +97,8 @@ def _owed_partitions(
 ) -> None:
     """The partitions I own: gather what the manifest names, and nothing else; merge; say so once the store has it."""
     version = (work.step, group, merge.version)
-    for partition, owner in enumerate(merge.owners):
-        if owner != me or partition in merge.merged:
+    for partition in range(len(merge.owners)):
+        if partition in merge.merged or me not in owners_of(merge, partition):
             continue
         result = local.merged.get((version, partition))
         if result is not None:

@@ -57,9 +57,10 @@ class Sim(World):
         ahead: bool = True,
         delay: int = 0,
         lanes: bool = False,
+        owners: int = 1,
     ) -> None:
         self.rng = random.Random(seed)
-        self.seed, self.profile, self.delay, self.lanes = seed, profile, delay, lanes
+        self.seed, self.profile, self.delay, self.lanes, self.owners = seed, profile, delay, lanes, owners
         self.liars: dict[str, str] = {}
         self.slow: dict[str, int] = {}
         self.poison: tuple[int, int, int, bool] | None = None
@@ -113,6 +114,7 @@ class Sim(World):
             evaluation_items=items,
             evaluation_every=rng.choice([0, 1]),
             snapshot_every=rng.choice([1, 2, 50]),
+            owners=self.owners,
             update_delay=self.delay,
             lanes=self.num_microbatches if self.lanes else 0,
             inner_steps=inner,
@@ -291,6 +293,7 @@ if __name__ == "__main__":
 
     started, mode = time.perf_counter(), "".join(sys.argv[4:5]) or "0"
     seeds = range(int(sys.argv[1]), int(sys.argv[2]))
-    delay, lanes = (0, True) if mode == "lanes" else (int(mode), False)
-    print(*run_many(seeds, profile="".join(sys.argv[3:4]), delay=delay, lanes=lanes), sep="\n")
+    delay = int(mode) if mode.isdigit() else 0
+    options = {"delay": delay, "lanes": mode == "lanes", "owners": 1 + (mode == "owners")}
+    print(*run_many(seeds, profile="".join(sys.argv[3:4]), **options), sep="\n")
     print(f"{time.perf_counter() - started:.1f} s")

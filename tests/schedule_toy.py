@@ -15,6 +15,7 @@ from subnet.run.config import (
     AuditSection,
     EvaluationSection,
     LanesSection,
+    MergeSection,
     ModelSection,
     PipelineSection,
     RunConfig,
@@ -123,6 +124,7 @@ def plan_run(
     audit: AuditSection | None = None,
     lanes: int = 0,
     inner_steps: int = 1,
+    owners: int = 1,
 ) -> RunPlanned:
     """A run whose stages hold two partitions each; tied: first and last stage are one group and share a third.
 
@@ -138,6 +140,7 @@ def plan_run(
         snapshot=SnapshotSection(every_steps=snapshot_every),
         evaluation=EvaluationSection(rows=4 * evaluation_items, every_steps=evaluation_every),
         audit=audit or NO_AUDITS,
+        merge=MergeSection(owners=owners),
         lanes=LanesSection(count=lanes, inner_steps=inner_steps) if lanes else LanesSection(),
     )
     groups = tuple(GroupShape((s,), ((s,), (s,))) for s in range(num_stages))

@@ -96,13 +96,15 @@ def test_the_busiest_sender_and_receiver_count() -> None:
     def size(num_items: int) -> float:
         return slice_bytes(sizes[0], config, num_items, calibration=False)
 
-    one = reduced_bytes(config, sizes, entries, (A, A), calibration=False)
+    one = reduced_bytes(config, sizes, entries, ((A,), (A,)), calibration=False)
     assert one == max(2 * size(1), 2 * size(8)) + 4 * size(1)  # A gets four slices, and publishes two sums
-    two = reduced_bytes(config, sizes, entries, (A, B), calibration=False)
+    two = reduced_bytes(config, sizes, entries, ((A,), (B,)), calibration=False)
     assert two == size(1) + size(8) + 2 * size(1)
-    alone = reduced_bytes(config, sizes, (entries[0],), (A, A), calibration=False)
+    alone = reduced_bytes(config, sizes, (entries[0],), ((A,), (A,)), calibration=False)
     assert alone == 2 * size(8)
-    maxima = reduced_bytes(config, sizes, entries, (A, B), calibration=True)
+    both = reduced_bytes(config, sizes, entries, ((A, B), (B, A)), calibration=False)
+    assert both == 2 * size(1) + 2 * size(8) + 4 * size(1)  # A sends two slices and two sums, and gets four slices
+    maxima = reduced_bytes(config, sizes, entries, ((A,), (B,)), calibration=True)
     assert maxima == (4 + 4) + 2 * 4  # four bytes a block
 
 

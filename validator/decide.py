@@ -6,6 +6,7 @@ part is asked only when the earlier ones have nothing to say, so decisions of on
 
 from __future__ import annotations
 
+from subnet.numerics.owners import owners_of
 from subnet.run import state as st
 from subnet.run.events import Gone
 from subnet.run.state import RunState
@@ -89,6 +90,8 @@ def waiting_for(state: RunState, watch: Watch, now_s: float, policy: Policy | No
     if state.work is None:
         if state.paused:
             return "its owner, who has paused it"
+        if watch.held:
+            return watch.held
         return _waiting_for_snapshots(state) or audits or f"step {state.next_step} to begin"
     return _waiting_for_work(state) or _waiting_for_snapshots(state) or audits or "the step's seal"
 
@@ -120,7 +123,7 @@ def _waiting_for_work(state: RunState) -> str:
             return f"commitments of stage {stage} by {', '.join(names)}"
         if merge.phase == st.REDUCING:
             left = [p for p in range(len(merge.owners)) if p not in merge.merged]
-            names = sorted({str(merge.owners[p]) for p in left})
+            names = sorted({str(owner) for p in left for owner in owners_of(merge, p)})
             return f"{len(left)} merged partitions of stage {stage} by {', '.join(names)}"
         if merge.phase == st.REVEALED:
             return _waiting_for_checks(state, group, stage)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from subnet.numerics.owners import choose_owners, owner_candidates
+from subnet.numerics.owners import choose_owners, choose_seconds, owner_candidates, owners_of
 from subnet.run import audits
 from subnet.run import events as ev
 from subnet.run import state as st
@@ -107,10 +107,13 @@ def order_reduce(
 ) -> list[Decision]:
     """The next version of the manifest, with owners among live replicas; those that failed only if nobody else is."""
     candidates = owner_candidates(state, group, merge, without=tuple(without))
-    owners = choose_owners(st.group_shape(state, group), candidates, step=work.step, group=group)
+    shape = st.group_shape(state, group)
+    owners = choose_owners(shape, candidates, step=work.step, group=group)
     if owners is None:
         return []
-    event = ev.ReduceOrdered(work.step, group, merge.version + 1, entries, owners)
+    second = st.config(state).merge.owners == 2
+    seconds = choose_seconds(shape, candidates, owners, step=work.step, group=group) if second else ()
+    event = ev.ReduceOrdered(work.step, group, merge.version + 1, entries, owners, seconds)
     return [Decision(event, because(code, num_entries=len(entries)))]
 
 
@@ -130,8 +133,8 @@ def _reducing(
     step, version = work.step, merge.version
     if len(merge.merged) == len(merge.owners):
         return [Decision(ev.SeedRevealed(step, group, version, fresh_seed(rng, step, group)), because("all_merged"))]
-    waiting = {merge.owners[p] for p in range(len(merge.owners)) if p not in merge.merged}
-    if any(owner not in state.members for owner in waiting):
+    waiting = [owners_of(merge, p) for p in range(len(merge.owners)) if p not in merge.merged]
+    if any(all(owner not in state.members for owner in owners) for owners in waiting):
         return order_reduce(state, work, group, merge, merge.entries, "owner_gone")
     if not merge.routed:
         age_s = watch.age(("owner", step, group, version), now_s)
@@ -168,7 +171,8 @@ def _routed_late(
     for entry in merge.entries:
         if any(value not in watch.blobs for value in slice_hashes([entry])):
             return [silent_outcome(state, entry.stage, entry.member, "slices_withheld", age_s)]
-    late = {merge.owners[p] for p in range(len(merge.owners)) if p not in merge.merged}
+    waiting = [owners_of(merge, p) for p in range(len(merge.owners)) if p not in merge.merged]
+    late = {owner for owners in waiting for owner in owners if owner in state.members}
     decided = [
         Decision(ev.OwnerFailed(work.step, group, owner), because("owner_failed", age_s=age_s))
         for owner in sorted(late)

@@ -7,6 +7,7 @@ a reason. A claim is repeated until its event is seen, so ignoring loses nothing
 from __future__ import annotations
 
 from subnet.errors import Refusal
+from subnet.numerics.owners import owners_of
 from subnet.protocol import messages as msg
 from subnet.run import events as ev
 from subnet.run import state as st
@@ -321,7 +322,7 @@ def _merged(state: RunState, member: Member, claim: msg.MergedClaim, watch: Watc
         return merge
     if not is_current(claim.version, merge):
         return Ignored("another version")
-    if not 0 <= claim.partition < len(merge.owners) or merge.owners[claim.partition] != member:
+    if not 0 <= claim.partition < len(merge.owners) or member not in owners_of(merge, claim.partition):
         return Ignored("another member's partition")
     if claim.partition in merge.merged:
         return Ignored("known")
@@ -339,6 +340,7 @@ def _merged(state: RunState, member: Member, claim: msg.MergedClaim, watch: Watc
             blob=claim.blob,
             size_bytes=claim.size_bytes,
             squares=claim.squares,
+            second=member != merge.owners[claim.partition],
         )
     ]
 

@@ -7,9 +7,10 @@ A function of the journal alone (run file, who contributes what, who owns what),
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from subnet.numerics.owners import owners_of
 from subnet.numerics.slices import byte_width, sum_bits
 from subnet.run.config import RunConfig
 from subnet.run.events import RunPlanned
@@ -127,7 +128,8 @@ class MergeWaits:
             if len(self._moved) > 4 * len(self.sizes(state)):
                 self._moved.clear()
             sizes, calibration = self.sizes(state)[group], step == CALIBRATION_STEP
-            moved = reduced_bytes(config(state), sizes, merge.entries, merge.owners, calibration=calibration)
+            owners = [owners_of(merge, p) for p in range(len(merge.owners))]
+            moved = reduced_bytes(config(state), sizes, merge.entries, owners, calibration=calibration)
             self._moved[key] = moved
         return moved
 
@@ -136,7 +138,7 @@ def reduced_bytes(
     config: RunConfig,
     sizes: tuple[PartitionSize, ...],
     entries: tuple[Commitment, ...],
-    owners: tuple[Member, ...],
+    owners: Sequence[tuple[Member, ...]],
     *,
     calibration: bool,
 ) -> float:
@@ -144,11 +146,12 @@ def reduced_bytes(
     sent, got = defaultdict[Member, float](float), defaultdict[Member, float](float)
     for entry in entries:
         for p, _ in entry.hashes:
-            if owners[p] != entry.member:
-                size = slice_bytes(sizes[p], config, len(entry.microbatches), calibration=calibration)
-                sent[entry.member] += size
-                got[owners[p]] += size
-    for p, owner in enumerate(owners):
+            size = slice_bytes(sizes[p], config, len(entry.microbatches), calibration=calibration)
+            for owner in owners[p]:
+                if owner != entry.member:
+                    sent[entry.member] += size
+                    got[owner] += size
+    for p, owner in ((p, owner) for p, each in enumerate(owners) for owner in each):
         sent[owner] += slice_bytes(sizes[p], config, config.num_items, calibration=calibration)
     return max(sent.values(), default=0) + max(got.values(), default=0)
 

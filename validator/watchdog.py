@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from subnet.numerics.owners import owners_of
 from subnet.run import state as st
 from subnet.run.state import Merge, RunState, StepWork
 from subnet.timing import TIMEOUTS
@@ -155,8 +156,8 @@ def _merge(clocks: _Clocks, state: RunState, work: StepWork, group: int, merge: 
             yield Wait(str(member), f"commitment of {name}", clocks.waited_s(key))
     elif merge.phase == st.REDUCING:
         left: dict[Member, list[int]] = {}
-        for partition, owner in enumerate(merge.owners):
-            if partition not in merge.merged:
+        for partition in range(len(merge.owners)):
+            for owner in owners_of(merge, partition) if partition not in merge.merged else ():
                 left.setdefault(owner, []).append(partition)
         key = ("routed" if merge.routed else "owner", step, group, merge.version)
         for owner, partitions in sorted(left.items()):

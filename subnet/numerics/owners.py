@@ -35,6 +35,36 @@ def _chosen(
     return tuple(owners[p] for p in range(len(partitions)))
 
 
+def choose_seconds(
+    shape: GroupShape,
+    candidates: Mapping[int, Sequence[Member]],
+    owners: tuple[Member, ...],
+    *,
+    step: int,
+    group: int,
+) -> tuple[Member, ...]:
+    """Another owner for each partition: the owner itself where nobody else holds it; none at all where that is so of all."""
+    given = {
+        p: [k for stage in stages for k in candidates.get(stage, ()) if k != owners[p]] or [owners[p]]
+        for p, stages in enumerate(shape.partitions)
+    }
+    partitions = [Partition(p, p, 0, 0, 0, 0) for p in range(len(shape.partitions))]
+    found = rendezvous_owners(partitions, given, step=step, group=group)
+    seconds = tuple(found[p] for p in range(len(partitions)))
+    return () if seconds == owners else seconds
+
+
+def owners_of(merge: Merge, partition: int) -> tuple[Member, ...]:
+    """Who reduces a partition under the present manifest: one member, or two."""
+    return pair(merge.owners, merge.seconds, partition)
+
+
+def pair(owners: Sequence[Member], seconds: Sequence[Member], partition: int) -> tuple[Member, ...]:
+    """A partition's owners, each once."""
+    first = owners[partition]
+    return (first,) if not seconds or seconds[partition] == first else (first, seconds[partition])
+
+
 def owner_candidates(
     state: RunState, group: int, merge: Merge, *, without: Sequence[str] = ()
 ) -> dict[int, list[Member]]:
@@ -45,6 +75,15 @@ def owner_candidates(
         replicas = [k for k in st.ready(state, stage) if k.hotkey not in without]
         candidates[stage] = [k for k in replicas if k.hotkey not in bad] or replicas
     return candidates
+
+
+def foreseen_seconds(state: RunState, group: int, owners: tuple[Member, ...]) -> tuple[Member, ...]:
+    """The same of the second owners; none where the run has no second owners."""
+    work = state.work
+    if work is None or st.config(state).merge.owners == 1:
+        return ()
+    candidates = owner_candidates(state, group, work.merges[group])
+    return choose_seconds(st.group_shape(state, group), candidates, owners, step=work.step, group=group)
 
 
 def foreseen_owners(state: RunState, group: int) -> tuple[Member, ...] | None:

@@ -147,6 +147,8 @@ class MergeSection(_Section, frozen=True):
     qmax: int = 0
     """Largest integer that one microbatch adds to an element; 0: by the number of microbatches (:func:`default_qmax`)."""
     owners: int = 1
+    """Replicas that reduce each partition: with 2 the faster of both counts, so that a slow or lost one isn't waited for;
+    slices travel twice."""
     packing: str = "bytes"
     """How sums travel: ``bytes`` (next byte width; fast links) or ``bits`` (exact width; slow links)."""
     slowest_mbit: float = 20.0
@@ -154,7 +156,7 @@ class MergeSection(_Section, frozen=True):
 
     def __post_init__(self) -> None:
         _check(self.qmax == 0 or 3 <= self.qmax <= 32767, "merge.qmax", self.qmax, "0 (chosen), or 3 to 32767")
-        _check(self.owners == 1, "merge.owners", self.owners, "1")
+        _check(self.owners in (1, 2), "merge.owners", self.owners, "1, 2")
         _check(self.packing in ("bytes", "bits"), "merge.packing", self.packing, "bytes, bits")
         _check(0.1 <= self.slowest_mbit <= 1e6, "merge.slowest_mbit", self.slowest_mbit, "0.1 to 1,000,000")
 

@@ -32,6 +32,8 @@ class ReduceOrdered(Event, tag="ReduceOrdered", frozen=True):
     version: int
     entries: tuple[Commitment, ...]
     owners: tuple[Member, ...]
+    seconds: tuple[Member, ...] = ()
+    """With ``merge.owners`` 2: who reduces each partition too; the first of both that is done counts."""
 
 
 class StoreRouted(Event, tag="StoreRouted", frozen=True):
@@ -62,6 +64,8 @@ class PartitionMerged(Event, tag="PartitionMerged", frozen=True):
     size_bytes: int
     squares: str
     """Exact sum of squares in units of 4^-128, hexadecimal."""
+    second: bool = False
+    """Published by the partition's second owner, who takes the first one's place."""
 
 
 class SeedRevealed(Event, tag="SeedRevealed", frozen=True):

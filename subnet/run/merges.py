@@ -77,9 +77,10 @@ def apply_reduce_ordered(state: RunState, event: ReduceOrdered) -> None:
     present = {entry.member for entry in event.entries} == holders(state, event.group)
     require(present, f"manifest {event.version} names others than the holders")
     require(len(event.owners) == len(group_shape(state, event.group).partitions), "not one owner a partition")
+    require(len(event.seconds) in (0, len(event.owners)), "not one second owner a partition")
     clear_reduce(merge)
     merge.phase, merge.version = REDUCING, event.version
-    merge.entries, merge.owners = event.entries, event.owners
+    merge.entries, merge.owners, merge.seconds = event.entries, event.owners, event.seconds
 
 
 def apply_store_routed(state: RunState, event: StoreRouted) -> None:
@@ -95,6 +96,11 @@ def apply_partition_merged(state: RunState, event: PartitionMerged) -> None:
     merge = _versioned(state, event, REDUCING)
     require(0 <= event.partition < len(merge.owners), f"partition {event.partition} isn't there")
     require(event.partition not in merge.merged, f"partition {event.partition} is merged twice")
+    if event.second:
+        p, owners, seconds = event.partition, merge.owners, merge.seconds
+        require(bool(seconds) and seconds[p] != owners[p], f"partition {p} has no second owner")
+        merge.owners = (*owners[:p], seconds[p], *owners[p + 1 :])
+        merge.seconds = (*seconds[:p], owners[p], *seconds[p + 1 :])
     merge.merged[event.partition] = MergedPartition(event.hash, event.blob, event.size_bytes, event.squares)
 
 

@@ -78,6 +78,9 @@ class Merge(msgspec.Struct):
     commitments: dict[Member, Commitment] = {}
     entries: tuple[Commitment, ...] = ()
     owners: tuple[Member, ...] = ()
+    """By partition: who reduces it, or has: who published what counts."""
+    seconds: tuple[Member, ...] = ()
+    """With ``merge.owners`` 2, by partition: who reduces it too (the owner itself where there is nobody else), or was slower."""
     merged: dict[int, MergedPartition] = {}
     seed: str = ""
     fingerprints: dict[Member, tuple[tuple[int, tuple[int, ...]], ...]] = {}

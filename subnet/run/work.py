@@ -327,7 +327,7 @@ def reset_merge(merge: Merge) -> None:
 
 def clear_reduce(merge: Merge) -> None:
     """What belongs to one version alone; the seed with it: a known seed checks nothing."""
-    merge.entries, merge.owners = (), ()
+    merge.entries, merge.owners, merge.seconds = (), (), ()
     merge.merged, merge.fingerprints, merge.checks = {}, {}, {}
     merge.passed = set()
     merge.seed, merge.routed, merge.tracing = "", False, False
