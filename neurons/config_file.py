@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,11 +23,23 @@ def parse_with_file(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
         return parser.parse_args(words)
     given = {word.partition("=")[0] for word in words if word.startswith("--")}
     flags = dict(read_flags(path))
+    _check_names(path, flags, [name for action in parser._actions for name in action.option_strings])  # pyright: ignore[reportPrivateUsage]
     try:
         parser.parse_args(_words(flags))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.reason}", hint="its keys are the flags of iota miner --help") from error
     return parser.parse_args([*_words({flag: value for flag, value in flags.items() if flag not in given}), *words])
+
+
+def _check_names(path: Path, flags: dict[str, Any], known: Sequence[str]) -> None:
+    """On a command line a flag may be shortened; in a file that would be a misspelling."""
+    for flag in flags:
+        if flag not in known:
+            near = difflib.get_close_matches(flag, known, 1)
+            said = f"; meant is perhaps {near[0][2:]}" if near else ""
+            raise ConfigError(
+                f"{path}: there is no flag {flag}{said}", hint="its keys are the flags of iota miner --help"
+            )
 
 
 def read_flags(path: Path) -> Iterator[tuple[str, Any]]:

@@ -98,11 +98,14 @@ def hardware_check(device: str) -> HardwareCheck:
     def wanted(remote: Remote, run: str) -> tuple[bool | None, str]:
         from iota.miner_estimate import class_fits
         from iota.miner_look import plan_of
+        from miner.hardware import prepare_torch
         from subnet.model.hardware_class import hardware_class
 
         info = remote.plan_info(run, Deadline.after(CALL_S))
         if info.hardware_class is None:
             return None, ""
-        return class_fits(info.hardware_class, hardware_class(plan_of(info), device))
+        plan = plan_of(info)
+        prepare_torch(plan.config.precision.num_threads)  # the class is that of a miner, which does the same
+        return class_fits(info.hardware_class, hardware_class(plan, device))
 
     return HardwareCheck(wanted)
