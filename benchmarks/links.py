@@ -5,6 +5,7 @@ chosen on the spot so that a microbatch computes about as long as its raw bounda
 and without the limit, bytes up each step, and how much of the transfer time is hidden behind compute.
 
     python -m benchmarks.links [--quick] [--codes raw int8 int4] [--steps N] [--fresh]
+    python -m benchmarks.links --lanes    # 20 Mbit/s and 80 ms, rounds of 4 lanes of 8 inner steps (docs/lanes.md), int8
 
 Each finished part is kept under ``benchmarks/out/links`` and not measured again; ``--fresh`` forgets them.
 """
@@ -36,6 +37,7 @@ from subnet.run.config import (
     NO_AUDITS,
     DataSection,
     EvaluationSection,
+    LanesSection,
     ModelSection,
     PipelineSection,
     RunConfig,
@@ -46,7 +48,9 @@ from subnet.run.config import (
 DIRECTORY = OUT / "links"
 BOOK = Path(__file__).resolve().parent.parent / "iota" / "assets" / "moby_dick.txt"
 LINK = Link(bytes_per_s=100e6 / 8, delay_s=0.025)
+HOME_LINK = Link(bytes_per_s=20e6 / 8, delay_s=0.04)
 LIMITS = {"int8_share_of_unlimited": 0.8}
+LANES_LIMITS = {"int8_share_of_unlimited": 0.9}
 QUICK_LIMITS = {"int8_share_of_unlimited": 0.3}
 WARMUP_STEPS = 1
 INTERMEDIATE = (128, 256, 512, 768, 1024, 1536, 2048)
@@ -63,6 +67,10 @@ class Shape:
     sequence_length: int = 256
     microbatches: int = 128
     intermediate: int = 0
+    link: Link = LINK
+    lanes: int = 0
+    """``microbatches`` are then those of a round, of all lanes and inner steps."""
+    inner_steps: int = 1
 
     @property
     def tokens_per_step(self) -> int:
@@ -71,10 +79,12 @@ class Shape:
     @property
     def raw_transfer_s(self) -> float:
         """Of one microbatch's boundary, at the link's rate."""
-        return 4 * self.rows * self.sequence_length * self.hidden / LINK.bytes_per_s
+        return 4 * self.rows * self.sequence_length * self.hidden / self.link.bytes_per_s
 
 
 FULL, QUICK = Shape(), Shape(microbatches=16)
+LANES = Shape(hidden=384, microbatches=64, intermediate=2048, link=HOME_LINK, lanes=4, inner_steps=8)
+"""So large that a microbatch computes for longer than its coded boundary travels."""
 
 
 def config_of(shape: Shape, code: str, steps: int, name: str) -> RunConfig:
@@ -91,14 +101,14 @@ def config_of(shape: Shape, code: str, steps: int, name: str) -> RunConfig:
         "max_position_embeddings": shape.sequence_length,
         "tie_word_embeddings": False,
     }
+    each = shape.microbatches // (shape.lanes * shape.inner_steps) if shape.lanes else shape.microbatches
     return RunConfig(
         audit=NO_AUDITS,
         run=RunSection(name=name, seed=1, steps=steps),
         model=ModelSection(config=model),
         data=DataSection(sources=(str(data),), sequence_length=shape.sequence_length),
-        pipeline=PipelineSection(
-            stages=2, microbatches=shape.microbatches, microbatch_rows=shape.rows, boundary_code=code
-        ),
+        pipeline=PipelineSection(stages=2, microbatches=each, microbatch_rows=shape.rows, boundary_code=code),
+        lanes=LanesSection(count=shape.lanes, inner_steps=shape.inner_steps) if shape.lanes else LanesSection(),
         snapshot=SnapshotSection(every_steps=1000),
         evaluation=EvaluationSection(rows=0),
     )
@@ -145,7 +155,7 @@ def measure(shape: Shape, code: str, limited: bool, steps: int) -> dict[str, Any
     name = f"links-{code}-{'limited' if limited else 'unlimited'}"
     config = config_of(shape, code, WARMUP_STEPS + steps, name)
     directory = DIRECTORY / "swarm"
-    with Spaces(2, LINK if limited else None) as spaces:
+    with Spaces(2, shape.link if limited else None) as spaces:
         watch = Watch(spaces)
 
         def swarm_of(where: Path, run: RunConfig, count: int, options: SwarmOptions) -> LocalSwarm:
@@ -180,7 +190,7 @@ def measure(shape: Shape, code: str, limited: bool, steps: int) -> dict[str, Any
 def part(shape: Shape, code: str, limited: bool, steps: int, directory: Path) -> dict[str, Any]:
     """Measured, or as it was measured before."""
     path = directory / f"{code}-{'limited' if limited else 'unlimited'}.json"
-    key = {"shape": asdict(shape), "steps": steps, "link": asdict(LINK)}
+    key = {"shape": asdict(shape), "steps": steps}
     if path.exists():
         kept = json.loads(path.read_text())
         if kept["key"] == key:
@@ -199,7 +209,7 @@ def compared(shape: Shape, codes: list[str], steps: int, directory: Path) -> dic
     for code in codes:
         free = part(shape, code, False, steps, directory)
         slow = part(shape, code, True, steps, directory)
-        transfer_s = slow["most_sent_bytes_per_step"] / LINK.bytes_per_s
+        transfer_s = slow["most_sent_bytes_per_step"] / shape.link.bytes_per_s
         lost_s = slow["seconds_per_step"] - free["seconds_per_step"]
         figures[code] = {"unlimited": free, "limited": slow, "transfer_s_per_step": transfer_s}
         figures[code]["same_root"] = free["root"] == slow["root"]
@@ -218,7 +228,8 @@ def kept_shape(shape: Shape, directory: Path) -> Shape:
     """Chosen once: every part is measured with the same model."""
     path = directory / "shape.json"
     if path.exists():
-        kept = Shape(**json.loads(path.read_text()))
+        read = json.loads(path.read_text())
+        kept = Shape(**{**read, "link": Link(**read["link"])}) if "link" in read else Shape()
         if replace(kept, intermediate=0) == shape:
             return kept
     found = chosen(shape)
@@ -232,6 +243,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="int8 only, 16 microbatches, limits of its own")
     parser.add_argument("--codes", nargs="+", choices=["raw", "int8", "int4"], default=["raw", "int8", "int4"])
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--lanes", action="store_true", help="rounds of local steps over a home link, int8")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     options = parser.parse_args(arguments)
     reason = why_not()
@@ -239,18 +251,25 @@ def main(arguments: list[str]) -> int:
         print(f"no network namespaces here: {reason}", file=sys.stderr)
         print(json.dumps({"name": "links", "figures": {"skipped": reason}, "limits": LIMITS, "ok": False}))
         return 1
-    directory = DIRECTORY / ("quick" if options.quick else "full")
+    directory = DIRECTORY / ("quick" if options.quick else "lanes" if options.lanes else "full")
     if options.fresh:
         shutil.rmtree(directory, ignore_errors=True)
     shape, codes, steps, limits = FULL, options.codes, options.steps, LIMITS
     if options.quick:
         shape, codes, steps, limits = QUICK, ["int8"], 2, QUICK_LIMITS
-    shape = kept_shape(shape, directory)
-    figures: dict[str, Any] = {"link": asdict(LINK), "shape": asdict(shape), **compared(shape, codes, steps, directory)}
+    elif options.lanes:
+        shape, codes, steps, limits = LANES, ["int8"], 2, LANES_LIMITS
+    shape = shape if shape.intermediate else kept_shape(shape, directory)
+    figures: dict[str, Any] = {
+        "link": asdict(shape.link),
+        "shape": asdict(shape),
+        **compared(shape, codes, steps, directory),
+    }
     checked = {name: limit for name, limit in limits.items() if name in figures}
     ok = bool(checked) and all(figures[name] >= limit for name, limit in checked.items())
     ok = ok and all(figures[code]["same_root"] for code in codes)
-    print(json.dumps({"name": "links", "figures": figures, "limits": limits, "ok": ok}))
+    name = "links_lanes" if options.lanes else "links"
+    print(json.dumps({"name": name, "figures": figures, "limits": limits, "ok": ok}))
     return 0 if ok else 1
 
 

@@ -16,8 +16,8 @@ PROFILES = ["", "void", "takeover", "stale", "rivals", "calm"]
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_schedules_with_lanes(profile: str) -> None:
-    outcomes, examples = run_many(range(2000, 2012), profile=profile, lanes=True)
-    assert outcomes["ok"] == 12, examples
+    outcomes, examples = run_many(range(2000, 2007), profile=profile, lanes=True)
+    assert outcomes["ok"] == 7, examples
 
 
 @pytest.mark.slow

@@ -146,6 +146,7 @@ def test_a_kill_in_the_middle_of_a_round_and_a_join_change_no_bit(
     assert status.num_gone >= 1  # the fault did happen
 
 
+@pytest.mark.slow
 def test_parts_through_the_store_change_no_bit(swarm: LocalSwarm, config: RunConfig, calm_root: str) -> None:
     """Nobody is connected to: each part is found by the hash that the journal names."""
     stored = changed(config, "stored")
@@ -171,6 +172,7 @@ def test_audits_redo_lanes_and_change_no_bit(swarm: LocalSwarm, config: RunConfi
     assert (status.audits.open, status.audits.cases) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_lie_about_a_lane_is_found_before_its_seal(
     swarm: LocalSwarm, config: RunConfig, calm_root: str, tmp_path: Path
 ) -> None:
