@@ -90,7 +90,7 @@ def _store(settings: dict[str, Any]) -> int:
 
 
 def _validator(settings: dict[str, Any]) -> int:
-    from validator.node import run_validator
+    from validator.serve import run_validator
     from validator.settings import ValidatorSettings
 
     return run_validator(msgspec.convert(settings, ValidatorSettings, dec_hook=_path))

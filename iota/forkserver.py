@@ -1,7 +1,8 @@
 """A warm parent: imports the heavy libraries once, stays single-threaded, and forks the processes of a local swarm on demand.
 
-Run as ``python -m iota.forkserver``; talks JSON lines on stdin and stdout. End-of-file on stdin ends every child (SIGTERM,
-then SIGKILL after a grace), so nothing outlives the process that started it, even if that one was killed.
+Run as ``python -m iota.forkserver [--remove DIR]``; talks JSON lines on stdin and stdout. End-of-file on stdin ends every child
+(SIGTERM, then SIGKILL after a grace), so nothing outlives the process that started it, even if that one was killed. A temporary
+directory is removed then, unless a line ``{"keep": true}`` came before.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import time
 from typing import Any
 
 GRACE_S = 10.0
+TEMPORARY = "iota-swarm-"
+"""How the name of a swarm's temporary directory begins."""
 _PR_SET_PDEATHSIG = 1
 LIGHT = ("chain", "store", "validator")
 """Entries that need no torch: they may start before the heavy imports are done."""
 
 
-LIGHT_MODULES = ("iota.entries", "subnet.chain.local_server", "subnet.store.server", "validator.node")
+LIGHT_MODULES = ("iota.entries", "subnet.chain.local_server", "subnet.store.server", "validator.serve")
 HEAVY_MODULES = (
     "torch",
     "transformers.models.llama.modeling_llama",
@@ -114,9 +117,24 @@ def _end(children: set[int]) -> None:
             time.sleep(0.02)
 
 
+def _remove(directory: str) -> None:
+    """Of a swarm that was made in a temporary directory, by its name; anything else stays."""
+    if os.path.basename(directory).startswith(TEMPORARY):  # noqa: PTH119 - pathlib isn't imported here
+        import shutil
+
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _ended(number: int, frame: object) -> None:
+    """The process that started this one has ended, without a word."""
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _ended)
     _die_with_parent()
+    directory = sys.argv[2] if sys.argv[1:2] == ["--remove"] else ""
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     load(LIGHT_MODULES)
     children: set[int] = set()
@@ -133,6 +151,9 @@ def main() -> int:
                 *lines, pending = (pending + chunk).split(b"\n")
                 for line in lines:
                     request = json.loads(line)
+                    if "keep" in request:
+                        directory = ""
+                        continue
                     if request["entry"] in LIGHT or warm:
                         pid = _fork(request)
                         children.add(pid)
@@ -151,7 +172,10 @@ def main() -> int:
                 waiting.clear()
             _reap(children)
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _end(children)
+        if directory:
+            _remove(directory)
     return 0
 
 

@@ -60,7 +60,8 @@ class ProcessFailed(IotaError):
 class ForkServer:
     """The warm parent as a child of this process, and its children by name."""
 
-    def __init__(self, log_dir: Path) -> None:
+    def __init__(self, log_dir: Path, *, remove: Path | None = None) -> None:
+        """``remove``: a temporary directory that goes once this process and all children have ended, however they did."""
         log_dir.mkdir(parents=True, exist_ok=True)
         self._log_dir = log_dir
         self.children: dict[str, Child] = {}
@@ -72,13 +73,21 @@ class ForkServer:
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         with (log_dir / "forkserver.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "iota.forkserver"],
+                [sys.executable, "-P", "-m", "iota.forkserver", *(("--remove", str(remove)) if remove else ())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=with_huge_pages(os.environ)
                 | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
             )
+
+    def keep(self) -> None:
+        """What would be removed is of use: a log says why something failed."""
+        stdin = self._process.stdin
+        if stdin is not None and not stdin.closed:
+            with suppress(BrokenPipeError):
+                stdin.write(b'{"keep": true}\n')
+                stdin.flush()
 
     def request(self, name: str, entry: str, settings: dict[str, Any]) -> Child:
         """Ask for a process; it is forked at once, or when the parent is warm. A name is free again after its end."""

@@ -15,6 +15,7 @@ from subnet.errors import ConfigError, IotaError, NotFound
 from subnet.net.client import SignedClient
 from subnet.policy.api import PolicyRequest, PolicyView
 from subnet.protocol.api import ControlRequest, ExportInfo, RunStatus, RunSubmission, RunSummary
+from subnet.protocol.drain import DrainRequest, DrainView
 from subnet.protocol.follow_api import FollowerStatus
 from subnet.protocol.messages import Hello
 from subnet.protocol.signing import Signer, sign_statement
@@ -22,6 +23,7 @@ from subnet.run.control_event import PURPOSE_CONTROL, control_statement
 from subnet.score.api import ScoreDetail, ScoreList
 from subnet.store.presigned import BlobClient
 from subnet.timing import Deadline
+from subnet.words import PROTOCOL_VERSION
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
@@ -74,6 +76,16 @@ class Remote:
         async def work() -> PolicyView:
             async with self._signed(deadline) as client:
                 return await client.request("POST", "/v1/policy", request, PolicyView, deadline=deadline)
+
+        return asyncio.run(work())
+
+    def drain(self, within_s: float, deadline: Deadline) -> DrainView:
+        """Have the validator end once its open step is sealed; the signer is its own hotkey."""
+
+        async def work() -> DrainView:
+            async with self._signed(deadline) as client:
+                request = DrainRequest(PROTOCOL_VERSION, within_s)
+                return await client.request("POST", "/v1/drain", request, DrainView, deadline=deadline)
 
         return asyncio.run(work())
 

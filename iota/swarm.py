@@ -67,6 +67,8 @@ class SwarmOptions:
     audit_disk_bytes: int = 16 << 30
     policy: SubnetPolicy | None = None
     """See :class:`validator.settings.ValidatorSettings`, of every validator of the swarm."""
+    temporary: bool = False
+    """The directory is removed when all has ended, also where this process was killed; its name begins with ``iota-swarm-``."""
     before_miners: Mapping[int, Before] = field(default_factory=dict[int, Before])
     """By number of the miner, what its process does before it begins, also when it is started again."""
 
@@ -111,7 +113,7 @@ class LocalSwarm:
         """Returns when the validator answers; miners and the submission follow on their own (see ``wait_until``)."""
         deadline = Deadline.after(self.options.start_s)
         self.ports = self.options.ports.taken()
-        self._parent = ForkServer(self.directory / "logs")
+        self._parent = ForkServer(self.directory / "logs", remove=self.directory if self.options.temporary else None)
         genesis = self._keys.genesis(self.options.genesis, self._validator_names, self._miner_names)
         secret = self.directory / "store-secret"
         load_or_create_secret(secret)

@@ -17,13 +17,13 @@ from loguru import logger
 from miner.settings import MinerSettings
 from subnet.chain.base import Chain, Metagraph
 from subnet.chain.connect import register_command
-from subnet.errors import ConfigError, IotaError, NotFound, Unreachable
+from subnet.errors import ConfigError, IotaError, NotFound, Unreachable, VersionUnsupported
 from subnet.net.border import os_reason
 from subnet.net.client import SignedClient
 from subnet.protocol.messages import Hello
 from subnet.protocol.signing import Signer
+from subnet.protocol.versions import agree
 from subnet.timing import TIMEOUTS, Backoff, Deadline
-from subnet.words import PROTOCOL_VERSION
 
 METAGRAPH_EVERY_S = 5.0
 MAX_ASKED = 64
@@ -66,11 +66,7 @@ async def say_hello(url: str, signer: Signer, answer_s: float = TIMEOUTS.http_re
     try:
         await _connectable(client.base_url, answer_s)
         hello = await client.request("GET", "/v1/hello", None, Hello, deadline=Deadline.after(answer_s), signed=False)
-        if not hello.protocol_min <= PROTOCOL_VERSION <= hello.protocol_max:
-            raise ConfigError(
-                f"{url} speaks protocol {hello.protocol_min} to {hello.protocol_max}, this miner {PROTOCOL_VERSION}",
-                hint="update the older of the two",
-            )
+        agree(hello.protocol_min, hello.protocol_max, url)
         client.receiver = hello.hotkey
         client.learn_clock(hello.time_ns)
     except BaseException:
@@ -175,7 +171,7 @@ class ValidatorFinder:
                 if answered is not None:
                     return answered
                 reason, heard_s = f"waiting for {waits}", now()
-            except ConfigError:
+            except (ConfigError, VersionUnsupported):
                 raise
             except IotaError as error:
                 reason = f"no validator yet: {error}"
@@ -299,7 +295,7 @@ class LossWatch:
                 logger.warning("the validator is silent for {:.0f} s: looking for another leader", now() - heard_s)
             try:
                 found = await self.successor(now() - heard_s >= self.given_up_s)
-            except ConfigError:
+            except (ConfigError, VersionUnsupported):
                 raise
             except IotaError as error:
                 logger.debug("no other leader: {}", error)

@@ -14,6 +14,7 @@ import signal
 import struct
 import time
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -26,6 +27,7 @@ INTERVAL_S = 1.0
 REQUEST_S = 1.5
 """Connecting and answering each; a validator that was only slow has the heartbeat all the same."""
 LAST_WORDS_TRIES = 5
+LIMIT_ANSWER_BYTES = 4096
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -86,7 +88,7 @@ def start_heartbeat(signer: Signer) -> HeartbeatHandle:
 
 def _beat_forever(signer: Signer, reader: int, page: mmap.mmap) -> None:
     target: Target | None = None
-    pending = b""
+    pending, line = b"", Line()
     due = 0.0
     while True:
         wait_s = max(0.0, due - time.monotonic()) if target else None
@@ -98,35 +100,75 @@ def _beat_forever(signer: Signer, reader: int, page: mmap.mmap) -> None:
                     _last_words(signer, target)
                 return
             *lines, pending = (pending + chunk).split(b"\n")
-            for line in lines:
-                target, due = msgspec.json.decode(line, type=Target), 0.0
+            for told in lines:
+                target, due = msgspec.json.decode(told, type=Target), 0.0
         if target is not None and time.monotonic() >= due:
             due = time.monotonic() + INTERVAL_S
-            _send(signer, target, ticks=struct.unpack("<Q", page[:8])[0])
+            _send(signer, target, line, ticks=struct.unpack("<Q", page[:8])[0])
 
 
 def _last_words(signer: Signer, target: Target) -> None:
     """Nobody else will say it; where the validator doesn't answer, it learns it from silence."""
     for number in range(LAST_WORDS_TRIES):
-        if _send(signer, target, ticks=0, suspect="the main process died"):
+        if _send(signer, target, Line(), ticks=0, suspect="the main process died"):
             return
         time.sleep(0.1 * 2**number)
 
 
-def _send(signer: Signer, target: Target, *, ticks: int, suspect: str = "") -> bool:
-    """One heartbeat, and whether it was answered; a failure is what silence means to the validator, so nobody is told."""
-    parts = urllib.parse.urlsplit(target.url)
-    body = msgspec.msgpack.encode(Heartbeat(PROTOCOL_VERSION, target.boot, ticks, suspect, target.peak_flops_per_s))
-    path = "/v1/heartbeat"
-    wall_ns = time.time_ns() + target.clock_offset_ns
-    headers = signer.sign_request(method="POST", target=path, body=body, receiver=target.receiver, wall_ns=wall_ns)
-    connection_class = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = connection_class(parts.hostname or "", parts.port, timeout=REQUEST_S)
-    try:
-        connection.request("POST", path, body=body, headers={**headers, "Content-Type": "application/msgpack"})
-        connection.getresponse().read(4096)
-    except (TimeoutError, OSError, http.client.HTTPException):
+class Line:
+    """The connection to one validator, kept between two beats: a handshake a second is dear, over TLS above all."""
+
+    def __init__(self) -> None:
+        self._to: tuple[str, str, int | None] | None = None
+        self._connection: http.client.HTTPConnection | None = None
+
+    def post(self, url: str, path: str, request: Callable[[], tuple[bytes, dict[str, str]]]) -> bool:
+        """Whether it was answered. A kept connection that the other side has closed meanwhile is made anew, once, and the
+        request with it: it may not be sent twice as it is."""
+        parts = urllib.parse.urlsplit(url)
+        to = (parts.scheme, parts.hostname or "", parts.port)
+        if to != self._to:
+            self.close()
+        self._to = to
+        for kept in (True, False) if self._connection is not None else (False,):
+            body, headers = request()
+            try:
+                self._exchange(path, body, headers)
+                return True
+            except TimeoutError:
+                self.close()
+                return False
+            except (OSError, http.client.HTTPException):
+                self.close()
+                if not kept:
+                    return False
         return False
-    finally:
-        connection.close()
-    return True
+
+    def _exchange(self, path: str, body: bytes, headers: dict[str, str]) -> None:
+        if self._connection is None:
+            assert self._to is not None  # post has set it
+            scheme, host, port = self._to
+            kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+            self._connection = kind(host, port, timeout=REQUEST_S)
+        self._connection.request("POST", path, body=body, headers=headers)
+        answer = self._connection.getresponse()
+        if len(answer.read(LIMIT_ANSWER_BYTES)) == LIMIT_ANSWER_BYTES or answer.will_close:
+            self.close()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _send(signer: Signer, target: Target, line: Line, *, ticks: int, suspect: str = "") -> bool:
+    """One heartbeat, and whether it was answered; a failure is what silence means to the validator, so nobody is told."""
+    path = "/v1/heartbeat"
+
+    def request() -> tuple[bytes, dict[str, str]]:
+        beat = Heartbeat(PROTOCOL_VERSION, target.boot, ticks, suspect, target.peak_flops_per_s)
+        body, wall_ns = msgspec.msgpack.encode(beat), time.time_ns() + target.clock_offset_ns
+        headers = signer.sign_request(method="POST", target=path, body=body, receiver=target.receiver, wall_ns=wall_ns)
+        return body, {**headers, "Content-Type": "application/msgpack"}
+
+    return line.post(target.url, path, request)

@@ -15,6 +15,13 @@ from subnet.errors import ConfigError, Corrupt, InputError, IotaError, OutOfSpac
 
 CURABLE = (ConfigError, Corrupt, InputError, OutOfSpace)
 INTERRUPTED = 130
+EXIT_STATUS = {
+    0: "done; for a check: all is well",
+    1: "the world was against it: no answer, refused, a check that failed, something that was claimed is wrong",
+    2: "you can cure it: a flag, a file, a value, a broken file, a full disk; the line says how",
+    3: "`iota audit replay`: nothing follows (another class of hardware, too little memory)",
+    INTERRUPTED: "interrupted (Ctrl-C)",
+}
 
 
 def guarded(work: Callable[[], int]) -> int:

@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags = build_parser().parse_args(argv)
         settings = settings_from(flags)
         start_logging(flags, "validator")
-        from validator.node import run_validator
+        from validator.serve import run_validator
 
         return run_validator(settings)
 

@@ -175,6 +175,9 @@ class Timeouts:
     journal_answer_s: float = _wait(
         10, "The journal's database answers a commit within this time, or it is connected anew."
     )
+    drain_s: float = _wait(
+        900, "A validator that is drained ends after this time, whether the open step is sealed or not."
+    )
     journal_away_s: float = _wait(120, "A leader waits so long for its journal's database, says nothing, then ends.")
     journal_open_s: float = _wait(
         30, "At a start: for the journal's database, and for whoever wrote the journal before."

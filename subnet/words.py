@@ -18,6 +18,8 @@ BlobHash = NewType("BlobHash", str)
 
 PROTOCOL_VERSION = 1
 """Version of wire and journal structs. Changing it makes older members answer ``version_unsupported``."""
+PROTOCOL_OLDEST = 1
+"""The oldest that this program still speaks: a new version that can be told from the old one may leave it here."""
 
 BLOCK = 1024
 """Elements of a block at most. Part of the arithmetic: changing it changes every scale of every run."""

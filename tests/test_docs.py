@@ -14,10 +14,11 @@ import typer
 import yaml
 from typer.main import get_command
 
+from iota.cli import miners, validators
 from iota.cli.main import app
-from iota.cli.miners import COMMANDS
 from neurons import miner, validator
 
+COMMANDS = {"miner": miners.COMMANDS, "validator": validators.COMMANDS}
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -68,7 +69,7 @@ def known_flags(words: list[str]) -> tuple[str, set[str], int]:
     if words[0] == "python":
         parser = miner.build_parser() if "miner" in words[1] else validator.build_parser()
         return words[1], _argparse_flags(parser), 2
-    if words[1] in ("validator", "miner") and not (len(words) > 2 and words[2] in COMMANDS):
+    if words[1] in ("validator", "miner") and not (len(words) > 2 and words[2] in COMMANDS[words[1]]):
         parser = miner.build_parser() if words[1] == "miner" else validator.build_parser()
         return words[1], _argparse_flags(parser), 2
     command: Any = get_command(app)

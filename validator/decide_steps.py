@@ -23,7 +23,7 @@ def decide_steps(now_s: float, state: RunState, watch: Watch, policy: Policy) ->
 
 def _plan(state: RunState, watch: Watch) -> list[Decision]:
     """The step that is due; and the one behind it as soon as its state is there, unless members are to move first."""
-    if state.paused or (state.work is not None and (watch.drains or not st.may_open_ahead(state))):
+    if state.paused or watch.held or (state.work is not None and (watch.drains or not st.may_open_ahead(state))):
         return []
     config, step = st.config(state), state.next_step + (state.work is not None)
     last = st.end_step(state)

@@ -19,7 +19,7 @@ from subnet.protocol.follow_api import FOLLOWER, FollowedView, FollowerStatus
 from subnet.protocol.messages import Hello
 from subnet.protocol.signing import RequestVerifier
 from subnet.run.state import RunState, end_step, works
-from subnet.words import PROTOCOL_VERSION
+from subnet.words import PROTOCOL_OLDEST, PROTOCOL_VERSION
 from validator.follow_page import follower_desk
 from validator.follow_run import FollowedRun
 from validator.http_api import number_of
@@ -99,7 +99,7 @@ def _session(node: FollowerNode) -> FollowedSession | None:
 def hello_of(node: FollowerNode) -> Hello:
     """Term 0: it leads nothing, so no miner works for it."""
     return Hello(
-        protocol_min=PROTOCOL_VERSION,
+        protocol_min=PROTOCOL_OLDEST,
         protocol_max=PROTOCOL_VERSION,
         time_ns=node.clock.wall_ns(),
         hotkey=node.signer.hotkey,

@@ -35,6 +35,7 @@ from subnet.protocol.signing import RequestVerifier
 from subnet.store.base import Grant
 from subnet.words import Cursor
 from validator.directive_stream import DirectiveFeed, checked_kind
+from validator.ration import Ration
 
 QUICK_REPORT_BYTES = 256 << 10
 """A report of more bytes is read piece by piece."""
@@ -74,6 +75,10 @@ class Backend(Protocol):
     def stream_lost(self, hotkey: str) -> None: ...
 
 
+MAX_STATUS_STEPS, FREE_STATUS_STEPS = 100_000, 2_000
+"""Of ``/v1/status``, which is public: so many at once, and so many whoever asks whenever."""
+
+
 class HttpApi:
     """``more``: routes of parts that have handlers of their own."""
 
@@ -85,6 +90,7 @@ class HttpApi:
         more: Sequence[Route] = (),
     ) -> None:
         self._backend = backend
+        self._steps = Ration("steps of a run", 20_000, MAX_STATUS_STEPS, free=FREE_STATUS_STEPS)
         limits = limits or RequestLimits()
         self.app = create_app([*self._routes(), *more], verifier, limits)
         quick = QuickRoutes(self._quick_routes(), verifier, limits)
@@ -125,8 +131,9 @@ class HttpApi:
         return answer(self._backend.hello())
 
     async def _status(self, call: Call) -> web.StreamResponse:
-        run = call.request.query.get("run")
-        return answer(self._backend.status(run, number_of(call, "steps", 20)))
+        run, steps = call.request.query.get("run"), min(number_of(call, "steps", 20), MAX_STATUS_STEPS)
+        self._steps.take(steps)
+        return answer(self._backend.status(run, steps))
 
     async def _runs(self, call: Call) -> web.StreamResponse:
         return answer(self._backend.runs())

@@ -1,23 +1,18 @@
-"""The validator process: chain, store, runs, HTTP interface and weights, started in order and stopped in reverse.
+"""A validator that leads: what the HTTP interface asks of it, and one run after the other.
 
-One run is active at a time; when it finishes the next in the queue becomes active. A journal that can't be written or a lost
-leadership ends the process with one line that says why.
+One run is active at a time; when it finishes the next in the queue becomes active (:mod:`validator.serve` is the process).
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Mapping
 
 from loguru import logger
 
-from subnet.allocator import bound_heap
 from subnet.chain.base import Chain, Metagraph
-from subnet.chain.connect import connect_chain
 from subnet.errors import AuthFailed, Corrupt, InputError, IotaError, NotFound, Refusal
-from subnet.model.own_code import allow, check_code
-from subnet.net.border import Listener, listen
+from subnet.model.own_code import check_code
 from subnet.policy.policy import SubnetPolicy
 from subnet.protocol.api import ControlRequest, ExportInfo, RunStatus, RunSubmission, RunSummary
 from subnet.protocol.claims import check_claims
@@ -32,30 +27,21 @@ from subnet.protocol.messages import (
     ReportAnswer,
 )
 from subnet.protocol.reach import ReachAnswer, ReachRequest
-from subnet.protocol.signing import RequestVerifier, Signer, load_wallet, verify_statement
-from subnet.service import Service
+from subnet.protocol.signing import Signer, verify_statement
+from subnet.protocol.versions import refusal_of, require_version
 from subnet.store.base import Grant, Hold, OwnerStore, check_blob
-from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Backoff, Clock, Deadline, check_nesting
-from subnet.words import PROTOCOL_VERSION, Cursor
+from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Backoff, Clock, Deadline
+from subnet.words import PROTOCOL_OLDEST, PROTOCOL_VERSION, Cursor
 from validator.audit_cases import RETENTION as CASE_CLASS
 from validator.audit_desk import AuditDesk, AuditSession
 from validator.chain_side import ChainSide
 from validator.directive_stream import DirectiveFeed
-from validator.directory_lock import directory_lock
+from validator.drain import Draining
 from validator.finished_runs import FinishedRuns
-from validator.follow_node import serve_follower
-from validator.http_api import HttpApi
-from validator.http_home import more_routes
-from validator.http_pages import PageApi
 from validator.journals import Journals
-from validator.lead_from import lead_from
 from validator.leadership import LeadershipWatch
-from validator.ops.look import LeaderView, LoopLag
-from validator.ops.serve import attach
-from validator.page_desk import desk_of
 from validator.policy_desk import desk_of_leader
 from validator.policy_keeper import PolicyKeeper
-from validator.presence import GC_THRESHOLDS
 from validator.reach import ReachDesk
 from validator.refusals import Refusals
 from validator.retention import hold_horizon
@@ -69,8 +55,7 @@ from validator.score_files import keep_book, load_books
 from validator.scoring import Score, ScoreBook
 from validator.settings import ValidatorSettings
 from validator.stakes import stake_refusal
-from validator.store_choice import grant_puts, make_store
-from validator.store_health import first_look
+from validator.store_choice import grant_puts
 
 PURPOSE_RECEIPTS = "receipts/1"
 
@@ -104,7 +89,7 @@ class ValidatorNode:
             registrations=lambda: registrations_of(self.metagraph),
             policies=lambda: self.policy_desk.view(),
         )
-        self.reach_desk = ReachDesk(signer, clock=clock)
+        self.reach_desk, self.draining = ReachDesk(signer, clock=clock), Draining(signer.hotkey, clock)
         self.session: RunSession | None = None
         self.side = ChainSide(settings, signer, chain, self._scores_now, self._take_metagraph, policy=self._policy)
         self.policy_desk = desk_of_leader(self)
@@ -144,13 +129,14 @@ class ValidatorNode:
         """One active run after the other."""
         while True:
             entry = self.registry.active()
-            if entry is None:
+            if entry is None or self.draining.on:
                 self._sessions_changed.clear()
                 await self._sessions_changed.wait()
                 continue
             await self._archive(entry)
             session = RunSession(entry, self)
             self.session = session
+            self.draining.take(session)
             logger.info("run {} is active", entry.name)
             try:
                 await self._lead(session)
@@ -210,7 +196,7 @@ class ValidatorNode:
         leads = session is not None and session.coordinator.core.may_speak
         idle = "the log store, to keep the run's submission" if entry else "a run: submit one with iota run submit"
         return Hello(
-            protocol_min=PROTOCOL_VERSION,
+            protocol_min=PROTOCOL_OLDEST,
             protocol_max=PROTOCOL_VERSION,
             time_ns=self.clock.wall_ns(),
             hotkey=self.signer.hotkey,
@@ -273,9 +259,8 @@ class ValidatorNode:
         coldkey = self.side.coldkeys.get(hotkey)
         if coldkey is None:
             return JoinAnswer(False, Refusal("not_registered", f"{hotkey} isn't registered on this subnet", 12.0))
-        if request.version != PROTOCOL_VERSION:
-            reason = f"protocol version {request.version}, this validator speaks {PROTOCOL_VERSION}"
-            return JoinAnswer(False, Refusal("version_unsupported", reason, None, "update"))
+        if (refusal := refusal_of(request.version) or self.draining.refusal()) is not None:
+            return JoinAnswer(False, refusal)
         if (refusal := stake_refusal(self.metagraph, hotkey, self._policy().admission)) is not None:
             return JoinAnswer(False, refusal)
         return await self._session(request.run).coordinator.join(hotkey, coldkey, request)
@@ -283,6 +268,7 @@ class ValidatorNode:
     def report(self, hotkey: str, report: Report) -> ReportAnswer:
         if report.member.hotkey != hotkey:
             raise InputError("a report is signed by another hotkey than the member it names")
+        require_version(report.version)
         session = self._session(report.run)
         check_claims(report.claims)
         if report.receipts_root:
@@ -348,58 +334,3 @@ class ValidatorNode:
             del self._streams[hotkey]
             if self.session is not None:
                 self.session.suspect_hotkey(hotkey)
-
-
-async def _serve(settings: ValidatorSettings, signer: Signer) -> None:
-    chain = connect_chain(settings.chain, settings.chain_endpoint, hotkey=signer)
-    store = await make_store(settings, signer.hotkey)
-    service = Service("validator")
-    service.on_close("chain", chain.close)
-    service.on_close("store", store.close)
-    listener: Listener | None = None
-    try:
-        await first_look(store, settings.directory.expanduser())
-        await store.open(deadline=Deadline.after(TIMEOUTS.store_open_s))
-        if settings.lead_from:
-            metagraph = await chain.metagraph(settings.netuid)
-            permits = {neuron.hotkey: neuron.validator_permit for neuron in metagraph.neurons}
-            directory, journals = settings.directory.expanduser(), Journals(settings.journal_url)
-            await lead_from(store, directory, only=settings.lead_runs, permits=permits, journals=journals)
-        node = ValidatorNode(settings, signer, chain, store)
-        await node.side.begin()
-        verifier = RequestVerifier(signer.hotkey, is_known=node.is_known)
-        page = PageApi(desk_of(node))
-        api = HttpApi(node, verifier, more=[*more_routes(node), *page.routes()])
-        api.app.on_shutdown.append(page.close)
-        lag = LoopLag(node.clock)
-        await attach(service, settings, LeaderView(node, lag), lag, signer.hotkey)
-        listener = await listen(api.app, settings.host, settings.port, handlers=api.handlers)
-        await node.side.announce()
-    except BaseException:
-        if listener is not None:
-            await listener.close()
-        await store.close()
-        await chain.close()
-        raise
-    service.on_close("http", listener.close)
-    service.forever("runs", node.drive_runs)
-    service.forever("metagraph", node.side.watch)
-    service.forever("policy", node.policy_desk.watch)
-    service.forever("store", store.maintain)
-    service.forever("finished runs", node.finished_runs.tidy_forever)
-    if settings.set_weights:
-        service.forever("weights", node.side.set_weights)
-    logger.info("validator {} serves at {}; the run's page: {}/", signer.hotkey, listener.url, listener.url)
-    await service.run()
-
-
-def run_validator(settings: ValidatorSettings) -> int:
-    """The whole process; returns its exit status."""
-    check_nesting()
-    allow(settings.allow_code, settings.private_code)
-    bound_heap()
-    gc.set_threshold(*GC_THRESHOLDS)
-    signer = load_wallet(settings.wallet_name, settings.wallet_hotkey, settings.wallet_path.expanduser())
-    with directory_lock(settings.directory.expanduser()):
-        asyncio.run(serve_follower(settings, signer) if settings.follow else _serve(settings, signer))
-    return 0

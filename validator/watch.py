@@ -102,6 +102,8 @@ class Watch:
         self.imbalance: Imbalance | None = None
         self.balanced_step: int | None = None
         """The step before which the balance of the stages was last looked at."""
+        self.held = ""
+        """Why no step begins, in words: the validator is about to end."""
         self.drains = False
         """Whether no step is opened ahead, so that a member can be moved between two steps."""
         self.moved_s = NEVER

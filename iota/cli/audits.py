@@ -17,6 +17,7 @@ from iota.cli.options import (
     WalletHotkey,
     WalletName,
     WalletPath,
+    print_json,
 )
 
 if TYPE_CHECKING:
@@ -78,17 +79,22 @@ def fetch(
     run: RunOption = "",
     wait: Annotated[float, typer.Option(help="Seconds for the whole download.")] = 3600.0,
     disk: Annotated[str, typer.Option(help="Refuse a bundle of more bytes than this.")] = "64GiB",
+    as_json: JsonOption = False,
 ) -> None:
     """Download the evidence of a case, for iota audit replay; needs no wallet. What is there already isn't fetched again."""
     from iota.audit_fetch import fetch_case
     from subnet.net.rate import num_bytes
     from subnet.timing import Deadline
 
-    limit_bytes, tick = num_bytes(disk, "--disk"), _ticker(lambda words: print(words, flush=True))
+    out_stream = sys.stderr if as_json else sys.stdout
+    limit_bytes, tick = num_bytes(disk, "--disk"), _ticker(lambda words: print(words, file=out_stream, flush=True))
     done = fetch_case(
         validator, case, out.expanduser(), Deadline.after(wait), run=run, limit_bytes=limit_bytes, tick=tick
     )
     view = done.detail.view
+    if as_json:
+        print_json({"directory": done.directory, "case": view, "fetched_bytes": done.fetched_bytes})
+        return
     print(
         f"{done.directory}: case {case} against {view.hotkey} ({view.charge}, step {view.step} stage {view.stage}): "
         f"{view.state}; {len(done.detail.blobs)} blobs, {done.fetched_bytes:,} bytes fetched"
@@ -200,6 +206,7 @@ def appeal(
     wallet_name: WalletName = "default",
     wallet_hotkey: WalletHotkey = "default",
     wallet_path: WalletPath = DEFAULT_WALLETS,
+    as_json: JsonOption = False,
 ) -> None:
     """Have a closed case's bundle run again in a fresh process; signed by the hotkey that the case is about.
 
@@ -210,4 +217,8 @@ def appeal(
     from subnet.timing import Deadline
 
     signer = load_wallet(wallet_name, wallet_hotkey, wallet_path.expanduser())
-    print(appeal_case(validator, case, signer, Deadline.after(CALL_S), run=run, hotkey=hotkey).said)
+    answer = appeal_case(validator, case, signer, Deadline.after(CALL_S), run=run, hotkey=hotkey)
+    if as_json:
+        print_json(answer)
+        return
+    print(answer.said)

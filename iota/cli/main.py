@@ -12,7 +12,9 @@ from iota.cli import (
     backups,
     chaos,
     doctor,
+    examples,
     incentives,
+    journal,
     looking,
     miners,
     policy,
@@ -21,7 +23,9 @@ from iota.cli import (
     services,
     simulate,
     swarms,
+    validators,
 )
+from iota.cli.options import AsJson, print_json
 from neurons.entry import INTERRUPTED, guarded, one_line
 
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
@@ -45,20 +49,33 @@ audits.add_to(app)
 doctor.add_to(app)
 simulate.add_to(app)
 miners.add_to(app)
+validators.add_to(app)
 backups.add_to(app)
+journal.add_to(app)
 looking.add_to(app)
 
 
 @app.command()
-def version() -> None:
+def version(as_json: AsJson = False) -> None:
     """Print the versions that a run depends on."""
     from importlib.metadata import PackageNotFoundError, version
 
+    from subnet.words import PROTOCOL_VERSION
+
+    found: dict[str, str | int | None] = {"protocol": PROTOCOL_VERSION}
     for package in ("iota-open", "torch", "transformers", "bittensor"):
         try:
-            print(f"{package} {version(package)}")
+            found[package] = version(package)
         except PackageNotFoundError:
-            print(f"{package} isn't installed")
+            found[package] = None
+    if as_json:
+        print_json(found)
+        return
+    for name, number in found.items():
+        print(f"{name} isn't installed" if number is None else f"{name} {number}")
+
+
+examples.add_to(app)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from neurons import miner
 
         return miner.main(arguments[1:])
-    if arguments[:1] == ["validator"]:
+    if arguments[:1] == ["validator"] and not set(arguments[1:2]) & set(validators.COMMANDS):
         from neurons import validator
 
         return validator.main(arguments[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,13 @@ from iota.cli.options import (
     WalletHotkey,
     WalletName,
     WalletPath,
+    print_json,
+    to_stderr,
 )
+
+if TYPE_CHECKING:
+    from iota.fork import Fork
+    from iota.submit_settings import SubmitSettings
 
 Name = Annotated[str, typer.Argument(help="The run.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
@@ -154,6 +160,7 @@ def fork(
         bool, typer.Option("--same-class", help="The miners run on machines like this one: report its class.")
     ] = False,
     device: Annotated[str, typer.Option(help="Where the class is measured: auto, cpu, cuda.")] = "auto",
+    json: Json = False,
 ) -> int:
     """Submit a new run that begins where another one was, with other settings: RUN.toml says which.
 
@@ -174,7 +181,8 @@ def fork(
         device=device,
         hardware_class=same_class,
     )
-    return run_submit(settings, fork=Fork(name, step, weights_only))
+    parent = Fork(name, step, weights_only)
+    return submit_as_json(settings, parent) if json else run_submit(settings, fork=parent)
 
 
 class _Who:
@@ -205,3 +213,11 @@ def _say(who: _Who, action: str, name: str, argument: str = "", *, json: bool, q
         print(msgspec.json.encode(summary).decode())
     else:
         print(f"{summary.name} · {summary.state} · step {max(0, summary.step)} of {summary.steps}")
+
+
+def submit_as_json(settings: SubmitSettings, fork: Fork | None = None) -> int:
+    """Submit, with the run's summary as JSON on stdout and all else on stderr."""
+    from iota.submit import submit
+
+    print_json(submit(settings, to_stderr, fork))
+    return 0

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iota.cli import run_words
+from iota.cli import evaluate, run_words
 from iota.cli.options import (
     DEFAULT_VALIDATOR,
     DEFAULT_WALLETS,
+    AsJson,
     ValidatorHotkey,
     ValidatorUrl,
     WalletHotkey,
     WalletName,
     WalletPath,
+    print_json,
+    to_stderr,
 )
 
 if TYPE_CHECKING:
@@ -35,19 +38,26 @@ def add_to(app: typer.Typer) -> None:
     run.command("status")(run_status)
     run.command("export")(run_export)
     run_words.add_to(run)
+    evaluate.add_run_to(run)
     app.add_typer(data, name="data")
     app.command("plan")(plan)
+    evaluate.add_to(app)
     app.add_typer(run, name="run")
 
 
 def from_gguf(
     file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="The file.")],
     out_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
+    as_json: AsJson = False,
 ) -> None:
     """Write the weights of a GGUF file as a Hugging Face directory, for model.pretrained."""
     from iota.gguf import convert_gguf
 
-    print(f"{out_dir}: {convert_gguf(file.expanduser(), out_dir.expanduser()):,} parameters as fp32 safetensors")
+    num_parameters = convert_gguf(file.expanduser(), out_dir.expanduser())
+    if as_json:
+        print_json({"directory": out_dir, "num_parameters": num_parameters})
+        return
+    print(f"{out_dir}: {num_parameters:,} parameters as fp32 safetensors")
 
 
 def data_prepare(
@@ -56,18 +66,35 @@ def data_prepare(
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json; without it one is trained.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens to train, or the most a given tokenizer has.")] = None,
     holdout_fraction: Annotated[float, typer.Option(help="Part of the text kept for evaluation.")] = 0.05,
+    dialogues: Annotated[
+        int | None, typer.Option(metavar="TOKENS", help="Sources are JSONL of dialogues: rows of so many tokens.")
+    ] = None,
+    packing: Annotated[bool, typer.Option(help="With --dialogues: several share a row where they fit.")] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Make token shards, a tokenizer and a hold-out split; the same inputs again do nothing."""
-    from iota.prepare import prepare_data
+    from iota.prepare import DialogueSettings, prepare_data
 
     prepared = prepare_data(
-        sources, out.expanduser(), tokenizer=tokenizer, vocab_size=vocab_size, holdout_fraction=holdout_fraction
+        sources,
+        out.expanduser(),
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        holdout_fraction=holdout_fraction,
+        dialogues=None if dialogues is None else DialogueSettings(dialogues, packing),
     )
     manifest = prepared.manifest
+    if as_json:
+        tokens = {"train_tokens": manifest.train.num_tokens, "holdout_tokens": manifest.holdout.num_tokens}
+        size = {"vocab_size": manifest.vocab_size, "reused": prepared.reused}
+        print_json({"directory": prepared.directory, **tokens, **size})
+        return
     print(
         f"{prepared.directory}: {manifest.train.num_tokens:,} training and {manifest.holdout.num_tokens:,} hold-out"
         f" tokens, vocabulary {manifest.vocab_size:,}{' (already there)' if prepared.reused else ''}"
     )
+    if prepared.words:
+        print(prepared.words)
 
 
 def plan(
@@ -76,7 +103,7 @@ def plan(
     measure: Annotated[bool, typer.Option("--measure", help="Cut by times measured here instead of FLOPs.")] = False,
     fleet: Annotated[Path | None, typer.Option(help="A fleet file: propose stages, codes, who serves what.")] = None,
     stages: Annotated[int | None, typer.Option(help="With --fleet: this number of stages.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="With --fleet: one JSON object.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Print stages, parameters, memory per miner and bytes on the wire per step, before anything starts."""
     if fleet is not None:
@@ -93,7 +120,11 @@ def plan(
 
     model_config = load_model(config)[0].model_config
     costs = measure_unit_costs(config, model_config) if measure else None
-    Console().print(render(make_plan(config, model_config, unit_costs=costs, replicas=replicas)))
+    made = make_plan(config, model_config, unit_costs=costs, replicas=replicas)
+    if json:
+        print_json(made)
+        return
+    Console().print(render(made))
 
 
 def run_submit(
@@ -108,6 +139,7 @@ def run_submit(
         bool, typer.Option("--same-class", help="The miners run on machines like this one: report its class.")
     ] = False,
     device: Annotated[str, typer.Option(help="Where the class is measured: auto, cpu, cuda.")] = "auto",
+    as_json: AsJson = False,
 ) -> int:
     """Prepare the data, draw the initial weights, upload both and start (or queue) the run."""
     from iota.submit import run_submit as submit
@@ -124,10 +156,10 @@ def run_submit(
         hardware_class=same_class,
         device=device,
     )
-    return submit(settings)
+    return run_words.submit_as_json(settings) if as_json else submit(settings)
 
 
-def run_list(url: ValidatorUrl = DEFAULT_VALIDATOR) -> None:
+def run_list(url: ValidatorUrl = DEFAULT_VALIDATOR, as_json: AsJson = False) -> None:
     """List the validator's runs."""
     from rich.console import Console
     from rich.table import Table
@@ -135,10 +167,14 @@ def run_list(url: ValidatorUrl = DEFAULT_VALIDATOR) -> None:
     from iota.remote import Remote
     from subnet.timing import Deadline
 
+    found = Remote(url).runs(Deadline.after(CALL_S))
+    if as_json:
+        print_json(found)
+        return
     table = Table(box=None)
     for name in ("run", "state", "step", "loss", "root"):
         table.add_column(name)
-    for summary in Remote(url).runs(Deadline.after(CALL_S)):
+    for summary in found:
         state = f"{summary.state} ({summary.place} before it)" if summary.place else summary.state
         table.add_row(
             summary.name,
@@ -206,6 +242,7 @@ def run_export(
     wallet_hotkey: WalletHotkey = "default",
     wallet_path: WalletPath = DEFAULT_WALLETS,
     timeout_s: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 3600.0,
+    as_json: AsJson = False,
 ) -> None:
     """Write a run's model as a Hugging Face directory that plain transformers loads."""
     from iota.export import export_run
@@ -216,7 +253,11 @@ def run_export(
     signer = load_wallet(wallet_name, wallet_hotkey, wallet_path.expanduser())
     remote = Remote(url, signer, hotkey=hotkey)
     deadline = Deadline.after(timeout_s)
-    done = export_run(remote, name, out_dir, step=step, check=check, merged=merged, deadline=deadline, say=print)
+    say = to_stderr if as_json else print
+    done = export_run(remote, name, out_dir, step=step, check=check, merged=merged, deadline=deadline, say=say)
+    if as_json:
+        print_json(done)
+        return
     print(f"{done.directory}: {done.num_parameters:,} parameters after {done.step} updates, run root {done.root}")
     if done.checked is not None:
         print(f"{done.checked.num_logits:,} logits are the swarm's to the bit (hash {done.checked.hash})")

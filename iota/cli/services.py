@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from iota.cli import identity
-from iota.cli.options import DEFAULT_WALLETS, Endpoint, Netuid, Network, WalletHotkey, WalletName, WalletPath
+from iota.cli.options import (
+    DEFAULT_WALLETS,
+    AsJson,
+    Endpoint,
+    Netuid,
+    Network,
+    WalletHotkey,
+    WalletName,
+    WalletPath,
+    print_json,
+)
 
 CALL_S = 30.0
 GIB = 1 << 30
@@ -24,7 +34,9 @@ def add_to(app: typer.Typer) -> None:
     store.command("serve")(store_serve)
     store.command("check")(store_check)
     store.command("prepare")(store_prepare)
-    wallet = typer.Typer(help="Bittensor wallets: made for local chains, carried between machines.", no_args_is_help=True)
+    wallet = typer.Typer(
+        help="Bittensor wallets: made for local chains, carried between machines.", no_args_is_help=True
+    )
     wallet.command("new")(wallet_new)
     identity.add_to(wallet)
     app.add_typer(chain, name="chain")
@@ -55,6 +67,7 @@ def chain_register(
     netuid: Netuid = 1,
     network: Network = "local",
     endpoint: Endpoint = None,
+    as_json: AsJson = False,
 ) -> None:
     """Register a wallet's hotkey on the subnet; the faucet pays on a local chain."""
     from iota.onchain import register
@@ -68,6 +81,9 @@ def chain_register(
     uid, new = register(
         network, endpoint, netuid, coldkey=coldkey, hotkey=signer.hotkey, deadline=Deadline.after(CALL_S)
     )
+    if as_json:
+        print_json({"hotkey": signer.hotkey, "netuid": netuid, "uid": uid, "new": new})
+        return
     print(f"{signer.hotkey} is uid {uid} of subnet {netuid}" + ("" if new else " already"))
 
 
@@ -79,6 +95,7 @@ def chain_stake(
     netuid: Netuid = 1,
     network: Network = "local",
     endpoint: Endpoint = None,
+    as_json: AsJson = False,
 ) -> None:
     """Stake to a wallet's hotkey; a validator permit follows at the end of the tempo."""
     from iota.onchain import add_stake
@@ -92,10 +109,15 @@ def chain_stake(
     add_stake(
         network, endpoint, netuid, coldkey=coldkey, hotkey=signer.hotkey, amount=amount, deadline=Deadline.after(CALL_S)
     )
+    if as_json:
+        print_json({"hotkey": signer.hotkey, "netuid": netuid, "staked": amount})
+        return
     print(f"staked {amount:g} TAO to {signer.hotkey}")
 
 
-def chain_show(netuid: Netuid = 1, network: Network = "local", endpoint: Endpoint = None) -> None:
+def chain_show(
+    netuid: Netuid = 1, network: Network = "local", endpoint: Endpoint = None, as_json: AsJson = False
+) -> None:
     """Print the metagraph and the weights that validators set."""
     from rich.console import Console
 
@@ -104,6 +126,9 @@ def chain_show(netuid: Netuid = 1, network: Network = "local", endpoint: Endpoin
     from subnet.timing import Deadline
 
     metagraph, weights = metagraph_and_weights(network, endpoint, netuid, deadline=Deadline.after(CALL_S))
+    if as_json:
+        print_json({"metagraph": metagraph, "weights": weights})
+        return
     console = Console()
     console.print(metagraph_table(metagraph))
     for line in weight_lines(metagraph, weights):
@@ -166,7 +191,11 @@ def store_check(
 
 
 def store_prepare(
-    url: StoreUrl, endpoint: StoreEndpoint = "", region: StoreRegion = "", credentials: StoreCredentials = None
+    url: StoreUrl,
+    endpoint: StoreEndpoint = "",
+    region: StoreRegion = "",
+    credentials: StoreCredentials = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make a bucket if there is none, and give it lifecycle rules as a net for what a dead validator leaves."""
     from subnet.store.s3_admin import EVIDENCE_DAYS, UPLOAD_DAYS, ensure_lifecycle, make_bucket
@@ -174,8 +203,13 @@ def store_prepare(
 
     place = S3Place.parse(url, endpoint=endpoint, region=region)
     signer = S3Signer(place, find_credentials(credentials))
-    print(f"bucket {place.bucket}: {'made' if make_bucket(signer) else 'there already'}")
-    changed = "set" if ensure_lifecycle(signer) else "there already"
+    made, ruled = make_bucket(signer), ensure_lifecycle(signer)
+    if as_json:
+        days = {"upload_days": UPLOAD_DAYS, "evidence_days": EVIDENCE_DAYS}
+        print_json({"bucket": place.bucket, "made": made, "lifecycle_set": ruled, **days})
+        return
+    print(f"bucket {place.bucket}: {'made' if made else 'there already'}")
+    changed = "set" if ruled else "there already"
     print(f"lifecycle: {changed}; unfinished uploads end after {UPLOAD_DAYS} days, evidence after {EVIDENCE_DAYS}")
 
 
@@ -183,9 +217,13 @@ def wallet_new(
     wallet_name: WalletName = "default",
     wallet_hotkey: WalletHotkey = "default",
     wallet_path: WalletPath = DEFAULT_WALLETS,
+    as_json: AsJson = False,
 ) -> None:
     """Make an unencrypted wallet, for local chains. An existing hotkey is never overwritten."""
     from subnet.protocol.signing import create_wallet
 
     signer = create_wallet(wallet_name, wallet_hotkey, wallet_path.expanduser())
+    if as_json:
+        print_json({"wallet": wallet_name, "name": wallet_hotkey, "hotkey": signer.hotkey, "coldkey": signer.coldkey})
+        return
     print(f"wallet {wallet_name}/{wallet_hotkey}: hotkey {signer.hotkey}, coldkey {signer.coldkey}")

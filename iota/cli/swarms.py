@@ -1,4 +1,4 @@
-"""``iota demo``, ``iota up``, and the two neurons by name."""
+"""``iota demo`` and ``iota up``: local swarms."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import typer
 def add_to(app: typer.Typer) -> None:
     app.command("demo")(demo)
     app.command("up")(up)
-    app.command("miner")(miner)
-    app.command("validator")(validator)
 
 
 def demo(
@@ -77,11 +75,3 @@ def up(
         restart_s=restart,
         followers=followers,
     )
-
-
-def miner() -> None:
-    """Serve one pipeline stage (the flags of neurons/miner.py)."""
-
-
-def validator() -> None:
-    """Orchestrate runs (the flags of neurons/validator.py)."""

@@ -18,7 +18,7 @@ from subnet.protocol.bandwidth import LIMIT_PROBE_BYTES, BandwidthAnswer, Bandwi
 from subnet.protocol.messages import AnyPeerFrame, Hello
 from subnet.protocol.signing import Signer
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Deadline
-from subnet.words import PROTOCOL_VERSION
+from subnet.words import PROTOCOL_OLDEST, PROTOCOL_VERSION
 
 NUM_HELLOS = 9
 CLOCK_S = 2.0
@@ -42,7 +42,7 @@ async def validator_way(
         if signer is None:
             findings.note("bandwidth and reachability aren't looked at without a wallet", "give --wallet.name")
             return
-        await _bandwidth(findings, client)
+        await bandwidth(findings, client)
         await _reach(findings, client, signer, host, port)
 
 
@@ -72,7 +72,7 @@ async def _hellos(findings: Findings, client: SignedClient, url: str) -> Hello |
 
 
 def _versions(findings: Findings, hello: Hello) -> None:
-    if not hello.protocol_min <= PROTOCOL_VERSION <= hello.protocol_max:
+    if not max(hello.protocol_min, PROTOCOL_OLDEST) <= min(hello.protocol_max, PROTOCOL_VERSION):
         spoken = f"{hello.protocol_min} to {hello.protocol_max}"
         findings.bad(
             f"the validator speaks protocol {spoken}, this is {PROTOCOL_VERSION}", "update, or ask the operator to"
@@ -81,7 +81,7 @@ def _versions(findings: Findings, hello: Hello) -> None:
     findings.ok(f"{hello.hotkey} {what}" + (f"; it waits for {hello.waiting_for}" if hello.waiting_for else ""))
 
 
-async def _bandwidth(findings: Findings, client: SignedClient, least: Network | None = None) -> None:
+async def bandwidth(findings: Findings, client: SignedClient, least: Network | None = None) -> None:
     """A few MiB each way, for two seconds each at most; the best of the single transfers, the way's own time taken off."""
     least = least or load_spec().of("miner").network
     try:

@@ -6,6 +6,7 @@ The processes are started and asked in one thread of their own: the kernel ties 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 import iota
+from iota.forkserver import TEMPORARY
 from iota.own_modules import keep_code
 from iota.processes import ProcessFailed, failure_of, started_at
 from iota.sdk.calls import Calls
@@ -63,7 +65,8 @@ def local(
     chosen = options or SwarmOptions(device=device, private=True)
     if directory is not None:
         return OwnSwarm(claim_directory(Path(directory)), miners, chosen, temporary=False)
-    return OwnSwarm(Path(tempfile.mkdtemp(prefix="iota-swarm-")), miners, chosen, temporary=True)
+    made = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+    return OwnSwarm(made, miners, dataclasses.replace(chosen, temporary=True), temporary=True)
 
 
 class OwnSwarm(Swarm):
@@ -120,6 +123,7 @@ class OwnSwarm(Swarm):
             self._driver.blocking(lambda: processes.parent.check("chain", "store", processes.leader))
         except IotaError:
             self._temporary = False  # its logs say why
+            processes.parent.keep()
             raise
 
     def detached_words(self, name: str) -> str:

@@ -16,7 +16,7 @@ from blake3 import blake3
 from iota.sdk.bars import without_bars
 from subnet.errors import ConfigError
 from subnet.model.own_code import MODULES, parse_name, trust
-from subnet.store.disk import full_disk_is_ours
+from subnet.store.disk import full_disk_is_ours, sync_directory, sync_files
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,9 @@ def _saved(module: Any, directory: Path) -> Path:
             path = directory / digest.hexdigest()[:32]
             if not path.exists():
                 scratch.chmod(0o755)
+                sync_files(scratch)
                 scratch.rename(path)
+                sync_directory(directory)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return path

@@ -57,6 +57,17 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def sync_files(directory: Path) -> None:
+    """Bring the files of a directory, and their names, to the disk."""
+    for file in sorted(directory.iterdir()):
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    sync_directory(directory)
+
+
 def atomic_write(path: Path, data: Buffer | Sequence[Buffer], *, durable: bool = True, mode: int = 0o644) -> None:
     """Replace ``path`` by ``data``: temp file, fsync, rename, fsync of the directory (``durable`` False: no fsync)."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from subnet.errors import NotFound
 from subnet.protocol.api import RunStatus, StepView
-from subnet.timing import SYSTEM_CLOCK, Clock
+from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock, Deadline
 from validator.chain_side import ChainSide
+from validator.ops.idle_store import IdleStore
 from validator.ops.problems import Look
 from validator.settings import ValidatorSettings
 
@@ -93,11 +94,18 @@ class LeaderView(_Base):
     def __init__(self, node: ValidatorNode, lag: LoopLag) -> None:
         super().__init__(node.settings, node.side, lag, node.clock)
         self._node = node
+        self.idle_store = IdleStore(self._ask_store, self._active)
+
+    def _active(self) -> bool:
+        return self._node.session is not None and not self._node.session.over
+
+    async def _ask_store(self) -> object:
+        return await self._node.store.usage(deadline=Deadline.after(TIMEOUTS.store_probe_s))
 
     def look(self) -> Look:
         node, status = self._node, self.status()
-        session = node.session
-        trouble, unacknowledged = "", 0
+        session = node.session if self._active() else None
+        trouble, unacknowledged = self.idle_store.trouble, 0
         if session is not None:
             core = session.coordinator.core
             trouble = session.coordinator.watch.store.trouble
@@ -107,6 +115,7 @@ class LeaderView(_Base):
             hotkey=node.signer.hotkey,
             may_speak=session is None or session.coordinator.core.may_speak,
             store_trouble=trouble,
+            journal_trouble="" if session is None else session.journal.trouble,
             unacknowledged_records=unacknowledged,
             run=None if status is None else status.summary,
             spikes=() if session is None else spikes_of(session.coordinator.history.steps),

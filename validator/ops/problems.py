@@ -63,6 +63,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     may_speak: bool = True
     """Its term is in the log store, so members may be told anything at all; true where there is no run."""
     store_trouble: str = ""
+    journal_trouble: str = ""
     unacknowledged_records: int = 0
     disk_free_bytes: int = 0
     disk_bytes: int = 0
@@ -75,7 +76,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 def problems(look: Look, limits: Limits = Limits()) -> tuple[Problem, ...]:
     """All of them, the critical first."""
-    found = [*_chain(look, limits), *_weights(look, limits), *_store(look), *_disk(look, limits), *_run(look, limits)]
+    found = [*_chain(look, limits), *_weights(look, limits), *_store(look), *_journal(look)]
+    found += [*_disk(look, limits), *_run(look, limits)]
     return tuple(sorted(found, key=lambda problem: (problem.severity != "critical", problem.code)))
 
 
@@ -142,6 +144,17 @@ def _store(look: Look) -> Iterator[Problem]:
             "critical",
             f"the store: {look.store_trouble}",
             "nothing is sealed until it is well; iota store check URL says what it lacks",
+            blocks=True,
+        )
+
+
+def _journal(look: Look) -> Iterator[Problem]:
+    if look.journal_trouble:
+        yield Problem(
+            "journal",
+            "critical",
+            look.journal_trouble,
+            "nothing is acknowledged until the database answers; the validator ends when it stays away",
             blocks=True,
         )
 
