@@ -13,7 +13,8 @@ from subnet.protocol.wire import blob_hash, decode
 from subnet.run.config import RunConfig
 from subnet.timing import Deadline
 
-_STEPS = 100_000
+_STEPS = (512, 100_000)
+"""So many of the last steps are looked at first, then all that are kept."""
 _SIZE_UNKNOWN = 0
 
 
@@ -34,7 +35,12 @@ class Holdout:
 
 def newest_holdout(remote: Remote, name: str, deadline: Deadline) -> Holdout:
     """Raises NotFound before the first evaluation, ConfigError without a signer."""
-    step, items = _newest(remote.status(deadline, run=name, steps=_STEPS), name)
+    found = (_newest(remote.status(deadline, run=name, steps=steps)) for steps in _STEPS)
+    newest = next(filter(None, found), None)
+    if newest is None:
+        hint = "the first comes with its first step, more with evaluation.every_steps"
+        raise NotFound(f"run {name} has sealed no hold-out loss", hint=hint)
+    step, items = newest
     info = remote.export_info(name, None, deadline)
     config = decode(info.config, RunConfig, limit_bytes=1 << 20, what="the run's config")
     loss = sum(items) / len(items)
@@ -46,14 +52,10 @@ def newest_holdout(remote: Remote, name: str, deadline: Deadline) -> Holdout:
     return Holdout(step, loss, _by_source(decode_manifest(data), config, items))
 
 
-def _newest(status: RunStatus, name: str) -> tuple[int, tuple[float, ...]]:
+def _newest(status: RunStatus) -> tuple[int, tuple[float, ...]] | None:
     if status.final_holdout_items:
         return status.summary.step, status.final_holdout_items
-    for view in reversed(status.steps):
-        if view.holdout_items:
-            return view.step, view.holdout_items
-    hint = "the first comes with its first step, more with evaluation.every_steps"
-    raise NotFound(f"run {name} has sealed no hold-out loss", hint=hint)
+    return next(((view.step, view.holdout_items) for view in reversed(status.steps) if view.holdout_items), None)
 
 
 def _by_source(manifest: DataManifest, config: RunConfig, items: tuple[float, ...]) -> dict[str, float]:
