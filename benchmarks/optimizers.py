@@ -89,7 +89,7 @@ class Setting:
 
 
 FULL = Setting(
-    "full", 128, 4, 2048, 4, 8, 160, 64,
+    "full", 128, 4, 2048, 4, 8, 80, 32,
     (
         ("adamw", 4e-3, 0), ("muon", 4e-3, 0), ("adamw8bit", 4e-3, 0),
         ("adamw", 8e-3, 0), ("muon", 8e-3, 0),
