@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.entry import BLOCK, F32, Entry, Floats, scalar
+from benchmarks.expert_products import experts_rounded
 from benchmarks.measuring import Measured, Measurement
 from benchmarks.reference_optimizers import begin, update
 from benchmarks.rounding import cut_for
@@ -132,7 +133,8 @@ class Reference:
         )
         divisor = config.pipeline.microbatch_rows * config.data.sequence_length
         balance: Tensor | None = None
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision.compute == "bf16", cache_enabled=False):
+        bf16 = config.precision.compute == "bf16"
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=False), experts_rounded(bf16):
             made = self.model.model(input_ids=rows[:, :-1], use_cache=False, output_router_logits=routers)
             hidden = made.last_hidden_state.flatten(0, 1)
             labels = rows[:, 1:].reshape(-1)

@@ -108,6 +108,10 @@ def plain_logits(directory: Path, plan: ModelPlan, tokens_BL: Tensor, *, adapter
     model: Any = AutoModelForCausalLM.from_pretrained(
         directory, attn_implementation=plan.config.model.attention, dtype=torch.float32
     )
+    if plan.config.precision.compute == "bf16":
+        for name, parameter in model.named_parameters():
+            if ".experts." in name and parameter.dim() == 3:
+                parameter.data = parameter.data.to(torch.bfloat16)
     if adapter is not None:
         peft: Any = importlib.import_module("peft")
         model = peft.PeftModel.from_pretrained(model, adapter)

@@ -122,7 +122,7 @@ def bf16_copy_bytes(plan: ModelPlan, stage: int) -> int:
     if plan.config.precision.compute == "fp32":
         return 0
     layers = (plan.units.units[layer + 1] for layer in plan.layers_of(stage))
-    linear = sum(spec.num_elements for unit in layers for spec in unit if len(spec.shape) == 2)
+    linear = sum(spec.num_elements for unit in layers for spec in unit if len(spec.shape) > 1)
     return 2 * (linear + (plan.vocab_size * plan.hidden_size if plan.is_last(stage) else 0))
 
 

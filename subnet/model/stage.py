@@ -57,7 +57,8 @@ class StageSpec:
 class Leaf:
     """A parameter with a gradient of its own; ``tensor`` is its entry in the canonical list.
 
-    Under bf16 a linear layer's parameter is a bf16 copy of ``master``, made once per update instead of once per chunk.
+    Under bf16 a linear layer's parameter is a bf16 copy of ``master``, made once per update instead of once per chunk; so are
+    the experts' matrices, which autocast would leave in fp32.
     A buffer that is part of the state (``trained`` is false) has a gradient of zeros. A frozen one has none.
     """
 
@@ -174,7 +175,8 @@ class StageModule(nn.Module):
                 raise ValueError(f"{entry}: {tuple(given.shape)} doesn't fit {tuple(meta.shape)}")
             frozen = not trains(self.trainable, entry, tied=self.tied)
             master = given.detach()
-            cast = self.compute == "bf16" and isinstance(owner, nn.Linear)
+            experts = ".experts." in name and meta.dim() == 3
+            cast = self.compute == "bf16" and (isinstance(owner, nn.Linear) or experts)
             parameter = nn.Parameter(master.to(torch.bfloat16) if cast else master, not frozen) if trained else master
             setattr(owner, path[-1], parameter)
             leaves.append(Leaf(name, entry, parameter, master, trained, frozen))
