@@ -30,16 +30,30 @@ _UNKNOWN_BYTES = 1 << 62
 
 
 def choose_device(wanted: str) -> str:
-    """``auto``: CUDA where there is one; else the name is checked."""
+    """``auto``: the CUDA device with most free memory where there is one; else the name is checked."""
     if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return _freest() if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
         raise ConfigError(f"--device = {wanted!r} is no device", hint="auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"--device = {wanted!r}: this torch finds no CUDA device", hint="use --device auto or cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        most = torch.cuda.device_count() - 1
+        raise ConfigError(f"--device = {wanted!r}: there is no such device", hint=f"allowed: cuda:0 to cuda:{most}")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device = {wanted!r} is not allowed", hint="auto, cpu, cuda or cuda:N")
     return wanted
+
+
+def _freest() -> str:
+    """The CUDA device with most free memory; one alone isn't asked, since asking takes a context."""
+    count = torch.cuda.device_count()
+    if count == 1:
+        return "cuda"
+    free_bytes = [torch.cuda.mem_get_info(number)[0] for number in range(count)]
+    return f"cuda:{free_bytes.index(max(free_bytes))}"
 
 
 def limit_memory(device: str, limit_bytes: int | None) -> None:
