@@ -17,7 +17,7 @@ from iota.sdk.local import OwnSwarm
 from iota.swarm import SwarmOptions
 from subnet.errors import Refused
 from subnet.run.config import RunConfig
-from subnet.run.runfile import config_to_toml, load_run_file
+from subnet.run.runfile import load_run_file
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = {
@@ -106,18 +106,12 @@ def test_rate_length_and_a_rollback_are_the_owners_to_the_bit(
 
 
 @pytest.mark.slow
-def test_a_fork_goes_on_with_weights_and_moments(swarm: OwnSwarm, data: PreparedData, tmp_path: Path) -> None:
+def test_a_fork_goes_on_with_weights_and_moments(swarm: OwnSwarm, data: PreparedData) -> None:
     """Its scales are new, so it is near what the run would have been, not equal."""
     run = run_of(swarm, data, "parent", steps=5)
     run.wait(timeout_s=540)
     config = filed(swarm, "parent")
-    forked = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name="forked", steps=3))
-    file = tmp_path / "forked.toml"
-    file.write_text(config_to_toml(forked), encoding="utf-8")
-    wallet = [*("--wallet.name", swarm._wallet), *("--wallet.hotkey", swarm._wallet_hotkey or "default")]
-    where = ["--validator.url", swarm.url, "--wallet.path", str(swarm._wallet_path), "--work-dir", str(swarm.cache)]
-    assert main(["run", "fork", "parent", str(file), "--step", "4", *wallet, *where]) == 0
-    fork = swarm.run("forked").wait(timeout_s=540)
+    fork = run.fork("forked", step=4, run={"steps": 3}).wait(timeout_s=540)
     assert fork.last is not None
     losses = {report.step: report.loss for report in iota.attach(swarm.url, "forked", warn=False).reports(timeout_s=60)}
     reference = reference_of(config, data, data.directory)

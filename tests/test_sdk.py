@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import iota
 from iota.sdk.calls import Calls
+from iota.sdk.forking import forked_config
 from iota.sdk.report import Disruption, Evaluation, Reader, StepReport, disruption_of, new_lines
 from iota.sdk.settings import make_config
 from iota.words import length_argument, rate_argument
@@ -348,3 +349,15 @@ def test_what_is_no_learning_rate_or_length_is_refused_before_anybody_is_asked()
             rate_argument(factor, value)
     with pytest.raises(ConfigError):
         length_argument(0, keep_schedule=False)
+
+
+def test_a_forks_settings_are_its_parents_but_for_what_is_changed() -> None:
+    parent = config_of(sections={"snapshot": {"every_steps": 7}})
+    fork = forked_config(
+        msgspec.to_builtins(parent), "fork", {"optimizer": {"learning_rate": 0.5}, "run": {"steps": 9}}
+    )
+    assert (fork.run.name, fork.run.steps, fork.run.seed) == ("fork", 9, 3)
+    assert (fork.optimizer.learning_rate, fork.optimizer.betas, fork.snapshot.every_steps) == (0.5, (0.8, 0.9), 7)
+    assert fork.data == parent.data
+    with pytest.raises(ConfigError, match="optimizer"):
+        forked_config(msgspec.to_builtins(parent), "fork", {"optimizer": "muon"})  # type: ignore[dict-item]

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from iota.sdk.callbacks import Callback, Together
+from iota.sdk.forking import forked_config, submit_fork
 from iota.sdk.report import Disruption, Evaluation, Reader, Seen, StepReport
+from iota.sdk.settings import Section
 from iota.words import length_argument, rate_argument
 from subnet.errors import ConfigError, DeadlinePassed, NotFound, Refused, Unreachable
 from subnet.protocol.api import RunStatus, RunSummary
@@ -202,6 +204,12 @@ class Run:
         Raises Refused where what is kept doesn't lead back so far (``snapshot={"keep_steps": ...}``).
         """
         return self._control("rollback", str(step))
+
+    def fork(self, name: str, *, step: int | None = None, weights_only: bool = False, **sections: Section) -> Run:
+        """A new run that begins with this one's state after ``step`` updates (None: the newest), these settings changed."""
+        config = forked_config(self.settings(), name, sections)
+        self.swarm.calls.blocking(lambda: submit_fork(self.swarm, self.name, config, step, weights_only, EXPORT_S))
+        return self.swarm.run(name)
 
     def _control(self, action: str, argument: str = "") -> RunSummary:
         def work() -> RunSummary:

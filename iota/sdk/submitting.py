@@ -22,12 +22,14 @@ _POLL_S = 0.2
 _END_S = 10.0
 
 
-def submit_in_process(arguments: Sequence[str], deadline: Deadline, say: Callable[[str], None]) -> None:
-    """``iota run submit`` with these arguments; each line it prints is said. Raises its error in its own words."""
+def submit_in_process(
+    arguments: Sequence[str], deadline: Deadline, say: Callable[[str], None], command: str = "submit"
+) -> None:
+    """``iota run submit`` (or ``fork``) with these arguments; each line it prints is said. Raises its error in its own words."""
     root = str(Path(iota.__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "iota.cli.main", "run", "submit", *arguments],
+        [sys.executable, "-P", "-m", "iota.cli.main", "run", command, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -192,12 +192,20 @@ class Swarm:
     def _submit(self, path: Path, deadline: Deadline, say: Say) -> None:
         from iota.sdk.submitting import submit_in_process
 
+        submit_in_process(self._arguments(path), deadline, say)
+
+    def submit_fork(self, parent: str, path: Path, more: Sequence[str], deadline: Deadline, say: Say) -> None:
+        """For :meth:`iota.Run.fork`, which see."""
+        from iota.sdk.submitting import submit_in_process
+
+        submit_in_process([parent, *self._arguments(path), *more], deadline, say, "fork")
+
+    def _arguments(self, path: Path) -> list[str]:
         arguments = [str(path), "--validator.url", self.url, "--work-dir", str(self._work_dir)]
         arguments += ["--wallet.name", self._wallet, "--wallet.hotkey", self._wallet_hotkey or "default"]
         arguments += ["--wallet.path", str(self._wallet_path)]
         arguments += ["--validator.hotkey", self._hotkey] if self._hotkey else []
-        arguments += ["--same-class"] if self._same_class else []
-        submit_in_process(arguments, deadline, say)
+        return [*arguments, *(["--same-class"] if self._same_class else [])]
 
 
 def connect(
