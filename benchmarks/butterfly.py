@@ -1,8 +1,8 @@
 """A merge of a gradient among miners against gloo's and hivemind's all-reduce: seconds, bytes, and where the time goes.
 
 64 and 256 MiB of fp32-equivalent gradient, M = 16 and 64 microbatches, 2, 4 and 8 miners as processes on loopback: the real
-transport and the real merge work, integers packed on the way, fingerprints checked by everybody; straight, and with the
-merged partitions through the embedded store. gloo and hivemind sum the same sizes in the same run.
+transport and the real merge work, integers packed on the way, fingerprints checked by everybody; straight, with two owners a
+partition, and with the merged partitions through the embedded store. gloo and hivemind sum the same sizes in the same run.
 
     python -m benchmarks.butterfly [--quick] [--size 64 256] [--miners 2 4 8] [--microbatches 16 64] [--kinds ...]
 
@@ -23,14 +23,14 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.butterfly_peer import Cell
+from benchmarks.butterfly_frames import TWO_OWNERS, Cell
 from benchmarks.corpus import OUT
 from subnet.errors import IotaError
 
 FOLDER = OUT / "butterfly"
 ENVIRONMENT = FOLDER / "hivemind"
 HIVEMIND = "hivemind==1.1.12"
-KINDS = ("gloo", "hivemind", "straight", "store")
+KINDS = ("gloo", "hivemind", "straight", TWO_OWNERS, "store")
 CELL_S = 1800.0
 INSTALL_S = 900.0
 FASTER_THAN_HIVEMIND, BYTES_OF_HIVEMIND, TIMES_GLOO = 3.0, 0.6, 5.0

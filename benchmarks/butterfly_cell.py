@@ -27,7 +27,8 @@ import msgspec
 import torch
 import torch.distributed as distributed
 
-from benchmarks.butterfly_peer import Cell, Measured, Peer
+from benchmarks.butterfly_frames import Cell, Measured
+from benchmarks.butterfly_peer import Peer
 from subnet.allocator import bound_heap
 from subnet.protocol.signing import Signer
 from subnet.store.server import run_store

@@ -11,122 +11,46 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
-import torch
 
+from benchmarks.butterfly_frames import (
+    TWO_OWNERS,
+    Cell,
+    FixedScales,
+    HashesFrame,
+    Header,
+    Measured,
+    MergedFrame,
+    PrintsFrame,
+    SeedFrame,
+    WithLayout,
+    layout_of,
+)
 from miner.compute import ComputeThread
 from subnet.engine.stage_executor import PartialKey, StagePartial
 from subnet.engine.stage_merge import HashedSlice, MergedPartition, SliceEncoder, StageMerge
 from subnet.net.base import PeerAddress
 from subnet.net.streams import StreamTransport
 from subnet.numerics.fixed_point import PartialSum
-from subnet.numerics.layout import RunLayout, build_layout
-from subnet.numerics.owners import choose_owners
-from subnet.protocol.messages import PeerFrame, SliceFrame
+from subnet.numerics.owners import choose_owners, choose_seconds, pair
+from subnet.protocol.messages import SliceFrame
 from subnet.protocol.signing import Signer
 from subnet.protocol.wire import Buffer, blob_hash
-from subnet.run.config import default_qmax
 from subnet.store.base import Hold
 from subnet.store.embedded import EmbeddedStore
 from subnet.timing import Deadline
-from subnet.words import BlobHash, GroupShape, Member, TensorSpec
+from subnet.words import BlobHash, GroupShape, Member
 
-PARTITIONS = 16
 ROUND_S = 300.0
 AT_ONCE = 2
 """Bodies packed or checked at the same time beside the compute thread, as in ``miner.member_slices``."""
 HOLD = Hold("log", "butterfly")
 T = TypeVar("T")
-
-
-class Cell(msgspec.Struct, frozen=True):
-    """One cell of the table; ``kind`` is ``straight``, ``store`` or ``gloo``."""
-
-    size_mib: int
-    microbatches: int
-    miners: int
-    kind: str
-    rounds: int
-    store_url: str = ""
-    store_secret: str = ""
-
-    @property
-    def num_elements(self) -> int:
-        return self.size_mib << 18
-
-
-class Measured(msgspec.Struct, frozen=True):
-    """One miner's round: when it was done, what it moved, and CPU seconds by kind of work."""
-
-    ended_s: float
-    bytes_up: int
-    bytes_down: int
-    split_s: dict[str, float]
-
-
-class MergedFrame(PeerFrame, tag="M", frozen=True):
-    """A merged partition; without a body it is in the store under ``blob``."""
-
-    partition: int
-    hash: str
-    blob: str
-    size_bytes: int
-    squares: str
-    sender: Member
-
-
-class HashesFrame(PeerFrame, tag="H", frozen=True):
-    """What a member has committed itself to."""
-
-    hashes: tuple[str, ...]
-    num_items: int
-    sender: Member
-
-
-class SeedFrame(PeerFrame, tag="S", frozen=True):
-    seed: str
-    sender: Member
-
-
-class PrintsFrame(PeerFrame, tag="F", frozen=True):
-    values: tuple[tuple[int, ...], ...]
-    sender: Member
-
-
-Header = SliceFrame | MergedFrame | HashesFrame | SeedFrame | PrintsFrame
-
-
-def layout_of(cell: Cell) -> RunLayout:
-    """Matrices and a few vectors, as a stage has them, cut by the run's own rule."""
-    rows = cell.num_elements // 1024
-    shapes = [(rows // 8, 1024)] * 7
-    left = rows - 7 * (rows // 8)
-    specs = [TensorSpec(f"matrix{i}", shape) for i, shape in enumerate([*shapes, (left - 1, 1024)])]
-    specs += [TensorSpec("vector", (1024,))]
-    return build_layout([specs], tied=None, qmax=default_qmax(cell.microbatches), target_partitions=PARTITIONS)
-
-
-class FixedScales:
-    """Stands for a stage's state: scales, and nothing to train."""
-
-    device = torch.device("cpu")
-    next_step = 0
-
-    def __init__(self, layout: RunLayout) -> None:
-        self._exponents = torch.full((layout.sections[0].num_blocks,), -20, dtype=torch.int16)
-
-    def exponents(self, section: int) -> torch.Tensor:
-        return self._exponents
-
-
-class WithLayout(msgspec.Struct, frozen=True):
-    layout: RunLayout
 
 
 class Peer:
@@ -200,10 +124,13 @@ class Peer:
         self._vary(number)
         self._merge = StageMerge(WithLayout(self._layout), 0, FixedScales(self._layout))
         members = {0: self._members}
-        owners = choose_owners(GroupShape((0,), ((0,),) * len(self._merge.partitions)), members, step=number, group=0)
+        shape = GroupShape((0,), ((0,),) * len(self._merge.partitions))
+        owners = choose_owners(shape, members, step=number, group=0)
         if owners is None:
             raise RuntimeError("nobody owns anything")
-        self._owners = owners
+        two = self._cell.kind == TWO_OWNERS
+        seconds = choose_seconds(shape, members, owners, step=number, group=0) if two else ()
+        self._owners = [pair(owners, seconds, p) for p in range(len(owners))]
         self._hashes: dict[Member, tuple[str, ...]] = {}
         self._slices: dict[int, dict[Member, tuple[str, memoryview]]] = {p: {} for p in self._merge.partitions}
         self._summing: set[int] = set()
@@ -212,7 +139,7 @@ class Peer:
         self._seed = ""
         self._prints: dict[Member, tuple[tuple[int, ...], ...]] = {}
         self._up = self._down = 0
-        self._split: Counter[str] = Counter()
+        self._split: defaultdict[str, float] = defaultdict(float)
         self._jobs: set[asyncio.Task[None]] = set()
         self._cpu_s = time.process_time()
         self._began = False
@@ -256,12 +183,12 @@ class Peer:
         made: dict[int, str] = {}
         items = self._items[self._rank]
         encoder = SliceEncoder(self._merge, self._partial)
-        for index in sorted(self._merge.partitions, key=lambda p: (self._owners[p] == self._me, p)):
+        for index in sorted(self._merge.partitions, key=lambda p: (self._me in self._owners[p], p)):
             found = await self._on_compute("encode and hash", partial(encoder.make, index))
             made[index] = found.hash
-            if self._owners[index] == self._me:
+            if self._me in self._owners[index]:
                 self._have(index, self._me, found.hash, found.data)
-            else:
+            if self._owners[index] != (self._me,):
                 self._spawn(self._send_slice(index, found, items))
         hashes = tuple(made[index] for index in sorted(made))
         self._hashes[self._me] = hashes
@@ -271,7 +198,7 @@ class Peer:
     async def _send_slice(self, index: int, found: HashedSlice, items: int) -> None:
         body = await self._beside("pack", lambda: self._merge.pack(index, found.data, items))
         frame = SliceFrame("", 0, 0, index, 0, self._me, found.hash, items, "bits")
-        await self._send(self._owners[index], frame, body)
+        await asyncio.gather(*[self._send(owner, frame, body) for owner in self._owners[index] if owner != self._me])
 
     def _have(self, index: int, sender: Member, hash_: str, data: memoryview) -> None:
         self._slices[index][sender] = (hash_, data)
@@ -282,7 +209,7 @@ class Peer:
         if len(self._hashes) < len(self._members):
             return
         for index, slices in self._slices.items():
-            if self._owners[index] != self._me or index in self._summing or len(slices) < len(self._members):
+            if self._me not in self._owners[index] or index in self._summing or len(slices) < len(self._members):
                 continue
             if any(self._hashes[member][index] != hash_ for member, (hash_, _) in slices.items()):
                 raise RuntimeError("a slice isn't the one that was committed")
@@ -298,6 +225,9 @@ class Peer:
             "add", lambda: self._merge.merge_partition(index, given, total_items=total)
         )
         self._slices[index] = {}
+        if index in self._told:  # its other owner was faster
+            self._agrees(index, result.hash)
+            return
         body = await self._beside("pack", lambda: self._merge.pack(index, result.data, total))
         blob = ""
         if self._store is not None:
@@ -306,9 +236,14 @@ class Peer:
             await self._store.blobs.put(grant, body, deadline=Deadline.after(ROUND_S))
             self._up += body.nbytes
         frame = MergedFrame(index, result.hash, blob, body.nbytes, result.squares_hex, self._me)
-        self._merged[index], self._told[index] = result.data, frame
+        self._merged[index] = result.data
+        self._told.setdefault(index, frame)
         self._changed.set()
         self._tell(frame, b"" if blob else body)
+
+    def _agrees(self, index: int, hash_: str) -> None:
+        if self._told[index].hash != hash_:
+            raise RuntimeError("two owners of a partition differ")
 
     async def _open(self, frame: MergedFrame, body: Buffer) -> None:
         """Somebody else's merged partition, checked against its hash."""
@@ -394,8 +329,11 @@ class Peer:
                 self._hashes[header.sender] = header.hashes
                 self._sum_ready()
             case MergedFrame():
-                self._told[header.partition] = header
-                self._spawn(self._open(header, body))
+                if header.partition in self._told:
+                    self._agrees(header.partition, header.hash)
+                else:
+                    self._told[header.partition] = header
+                    self._spawn(self._open(header, body))
             case SeedFrame():
                 self._seed = header.seed
             case PrintsFrame():
