@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ import benchmarks.reference as reference_module
 from benchmarks.reference import Reference
 from iota.own_modules import for_others, load_modules
 from iota.swarm import LocalSwarm, SwarmOptions
+from miner.settings import MinerSettings
 from subnet.errors import ConfigError
 from subnet.model import own_code
 from subnet.model.checkpoints import write_pretrained
@@ -287,3 +289,25 @@ def test_a_private_swarm_trains_them_and_an_open_one_refuses(private: bool, tmp_
             return
         root = swarm.wait_finished(Deadline.after(500))
     assert len(root) == 64
+
+
+class Careful(LocalSwarm):
+    """Its validator allows the code, its miners don't."""
+
+    def _miner_settings(self, number: int) -> MinerSettings:
+        return msgspec.structs.replace(super()._miner_settings(number), private_code=None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_miner_takes_no_part_in_a_run_of_code_that_it_doesnt_allow(tmp_path: Path) -> None:
+    options = SwarmOptions(private=True, measure_costs=False, hardware_class=False)
+    with Careful(tmp_path / "swarm", run_config(tmp_path), 1, options) as swarm:
+        deadline, log = Deadline.after(300), swarm.log_of(0)
+        while not log.exists() or "takes no part in run own" not in log.read_text():
+            swarm.check()
+            deadline.check("waiting for the miner's refusal")
+            time.sleep(0.5)
+        assert f"hash {HASH}, which isn't allowed here" in log.read_text()
+        status = swarm.status()
+    assert status is None or status.summary.step == 0
