@@ -104,10 +104,13 @@ def _collect(directory: Path, scratch: Path) -> Iterator[tuple[SavedFile, Path]]
         if not path.is_file() or path.is_symlink() or _skipped(relative):
             continue
         copy = scratch / f"file-{index}"
-        if path.suffix == ".db":
-            copy_whole(path, copy)
-        else:
-            shutil.copyfile(path, copy)
+        try:
+            if path.suffix == ".db":
+                copy_whole(path, copy)
+            else:
+                shutil.copyfile(path, copy)
+        except FileNotFoundError:
+            continue  # replaced or removed by the validator, which runs
         size_bytes, hash_ = _hash(copy)
         yield SavedFile(relative.as_posix(), size_bytes, hash_), copy
 

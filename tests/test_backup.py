@@ -89,6 +89,24 @@ async def test_a_restored_journal_goes_on(tmp_path: Path):
     again.journal.close()
 
 
+def test_a_followers_directory_is_saved_too(tmp_path: Path):
+    """What it has folded, and its proofs; not the work of its audits, which can be done again."""
+    followed = tmp_path / "v" / "follow" / "tiny-1"
+    (followed / "audits").mkdir(parents=True)
+    (followed / "copy").write_bytes(b"the fold")
+    (followed / "audits" / "blob").write_bytes(b"made again")
+    (tmp_path / "v" / "follow" / "proof-1.msgpack").write_bytes(b"two heads")
+    backup.save(tmp_path / "v", tmp_path / "one")
+    manifest, runs = backup.rehearse(tmp_path / "one")
+    assert sorted(file.path for file in manifest.files) == ["follow/proof-1.msgpack", "follow/tiny-1/copy"]
+    assert runs == ()
+    backup.restore(tmp_path / "one", tmp_path / "w")
+    assert (tmp_path / "w/follow/tiny-1/copy").read_bytes() == b"the fold"
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match="neither runs/ nor follow/"):
+        backup.save(tmp_path / "other", tmp_path / "two")
+
+
 async def test_what_is_wrong_with_an_archive_is_one_line_and_nothing_is_left(tmp_path: Path):
     rig = await validator_directory(tmp_path / "v")
     rig.journal.close()

@@ -19,6 +19,7 @@ from iota.cli.main import app
 from neurons import miner, validator
 
 COMMANDS = {"miner": miners.COMMANDS, "validator": validators.COMMANDS}
+ROOT_COMMAND = get_command(app)
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -72,7 +73,7 @@ def known_flags(words: list[str]) -> tuple[str, set[str], int]:
     if words[1] in ("validator", "miner") and not (len(words) > 2 and words[2] in COMMANDS[words[1]]):
         parser = miner.build_parser() if words[1] == "miner" else validator.build_parser()
         return words[1], _argparse_flags(parser), 2
-    command: Any = get_command(app)
+    command: Any = ROOT_COMMAND
     number = 1
     while hasattr(command, "commands") and number < len(words) and not words[number].startswith("-"):
         assert words[number] in command.commands, f"iota has no command {' '.join(words[1 : number + 1])}"
