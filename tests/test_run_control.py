@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from lead_cases import FIRST, SECOND
 from schedule_nodes import Bad, Coordinator, Crash
 from schedule_sim import Sim
 
+from subnet.audit.check import _on_schedule  # pyright: ignore[reportPrivateUsage]
 from subnet.errors import AuthFailed, InputError
 from subnet.protocol.api import ControlRequest
 from subnet.protocol.signing import Signer, sign_statement
@@ -308,6 +310,16 @@ def test_windows_end_where_the_run_was_stopped() -> None:
     assert au.last_of(config, 0, 3) == min(size, 3) - 1
     assert au.num_windows(config, size + 1) == 2
     assert au.num_windows(config) == -(-100 // size)
+
+
+def test_an_audit_takes_scalars_by_the_words_that_its_case_names() -> None:
+    config = st.config(planned(20))
+    plan = SimpleNamespace(config=config)
+    said = (Terms(first_step=5, lr_factor=0.5),)
+    for step, terms in ((4, Terms()), (5, said[0])):
+        told = step_scalars(config, step, terms)
+        assert _on_schedule(plan, step, told, said)  # type: ignore[arg-type]
+        assert _on_schedule(plan, step, told, ()) is (step < 5)  # type: ignore[arg-type]
 
 
 # ---- whose word it is
