@@ -20,8 +20,8 @@ from subnet.run.runfile import parse_run
 from subnet.timing import Deadline
 
 ROOT = Path(__file__).resolve().parent.parent
-START_S, RUN_S, POLL_S = 240.0, 500.0, 0.02
-pytestmark = pytest.mark.timeout(1500)  # the waits are deadlines, not expectations: a machine may be busy
+START_S, RUN_S, POLL_S = 240.0, 900.0, 0.02
+pytestmark = pytest.mark.timeout(2400)  # the waits are deadlines, not expectations: a machine may be busy
 
 RUN = """
 [run]

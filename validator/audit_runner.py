@@ -21,7 +21,7 @@ from subnet.errors import IotaError, NotFound
 from subnet.logs import ReasonLog
 from subnet.run.audits import OpenAudit
 from subnet.run.events import AnyEvent, Appealed
-from subnet.run.state import RunState, num_parts
+from subnet.run.state import RunState
 from subnet.store.base import OwnerStore
 from subnet.timing import SYSTEM_CLOCK, TIMEOUTS, Clock, Deadline
 from subnet.words import Want, short
@@ -180,7 +180,7 @@ class AuditRunner:
             return None
         wants = build.wants_of(case)
         self._note(audit, f"waits for {len(wants)} inputs to be put into the store")
-        arrived = await self._wait(audit, wants, state)
+        arrived = await self._wait(audit, wants, case)
         self.counts.evidence_bytes += arrived.evidence_bytes
         if arrived.missing:
             self._note(audit, f"lacks {len(arrived.missing)} inputs: {lacking(arrived.missing[0])}")
@@ -212,8 +212,8 @@ class AuditRunner:
         make = build.case_before_seal if opened.number else build.case_after_seal
         return make(state, ledger, opened.step, opened.stage, opened.members)
 
-    async def _wait(self, audit: int, wants: Collection[Want], state: RunState) -> Arrived:
-        watch, clock = self._watch, self._clock
+    async def _wait(self, audit: int, wants: Collection[Want], case: Case) -> Arrived:
+        watch, clock, config = self._watch, self._clock, case.planned.config
         began_s = watch.store.work_s(clock.now_s())
         return await wait_for_evidence(
             self._store,
@@ -221,7 +221,7 @@ class AuditRunner:
             given_up=lambda want: (audit, want) in watch.audits.not_held,
             waited_s=lambda: watch.store.work_s(clock.now_s()) - began_s,
             limit_s=self._evidence_s,
-            parts=lambda want: num_parts(state, want.microbatch),
+            parts=lambda want: config.parts_per_item if config.lanes.on else 0,
         )
 
     @asynccontextmanager
