@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -15,17 +17,20 @@ import pytest
 from iota.cli.main import main
 from iota.doctor import machine
 from iota.doctor.at_start import look_before_start
-from iota.doctor.network import validator_way
-from iota.doctor.spec import load_spec
+from iota.doctor.network import bandwidth, validator_way
+from iota.doctor.spec import Network, load_spec
 from iota.doctor.wallet import wallet_files
 from miner.hardware import matmul_flops
 from subnet.chain.fit import Findings
-from subnet.errors import ConfigError
+from subnet.errors import Busy, ConfigError, InputError
+from subnet.net.client import SignedClient
 from subnet.net.http import Call, Route, answer, create_app, listen
+from subnet.protocol.bandwidth import LIMIT_PROBE_BYTES, BandwidthProbe
 from subnet.protocol.messages import Hello
 from subnet.protocol.reach import LIMIT_REACH_BYTES, ReachRequest
 from subnet.protocol.signing import RequestVerifier, Signer, create_wallet
-from subnet.timing import SYSTEM_CLOCK
+from subnet.timing import SYSTEM_CLOCK, ManualClock
+from validator.http_home import EACH_BYTES, BandwidthDesk, bandwidth_route
 from validator.reach import ReachDesk
 
 MINER = load_spec().of("miner")
@@ -104,12 +109,14 @@ def test_wallet_files_that_others_can_read_are_named(tmp_path: Path):
 
 
 class Served:
-    """The two routes of a validator that the doctor asks, over the real desk."""
+    """The routes of a validator that the doctor asks, over the real desks."""
 
     def __init__(self) -> None:
         self.offset_ns = 0
         self.protocol = 1
         self.desk = ReachDesk(VALIDATOR)
+        self.clock = ManualClock()
+        self.bandwidth = BandwidthDesk(self.clock)
         self.known: set[str] = set()
 
     async def hello(self, call: Call):
@@ -136,6 +143,7 @@ async def served() -> AsyncIterator[tuple[Served, str]]:
     routes = [
         Route("GET", "/v1/hello", one.hello, signed=False),
         Route("POST", "/v1/reach", one.reach, body_limit_bytes=LIMIT_REACH_BYTES),
+        bandwidth_route(one.bandwidth),
     ]
     app = create_app(routes, RequestVerifier(VALIDATOR.hotkey, is_known=lambda hotkey: hotkey in one.known))
     listener = await listen(app, "127.0.0.1", 0)
@@ -154,6 +162,49 @@ async def test_the_way_to_a_validator(served: tuple[Served, str]):
     assert "clocks agree" in text
     assert "leads run whale; it waits for a miner for stage 0" in text
     assert "others reach this machine: reachable at 127.0.0.1" in text
+    speeds = re.search(r"at least ([\d,]+) Mbit/s up and ([\d,]+) down to the validator", text)
+    assert speeds is not None, said(findings, "note")
+    assert all(int(speed.replace(",", "")) > 100 for speed in speeds.groups()), "over loopback"
+
+
+async def test_a_slow_way_is_a_note_and_what_was_not_measured_is_said(served: tuple[Served, str]):
+    one, url = served
+    signer = Signer.from_uri("//Miner")
+    one.known.add(signer.hotkey)
+    async with SignedClient(url, signer, VALIDATOR.hotkey) as client:
+        findings = Findings()
+        await bandwidth(findings, client, Network(download_mbps=10**9, upload_mbps=1, inbound_port=True))
+        assert "asks for 1 up and 1000000000 down" in said(findings, "note")[0]
+        with suppress(Busy):
+            for _ in range(EACH_BYTES // LIMIT_PROBE_BYTES + 1):
+                one.bandwidth.probe(signer.hotkey, BandwidthProbe(b"", LIMIT_PROBE_BYTES))
+                one.clock.advance(0.1)
+        findings = Findings()
+        await bandwidth(findings, client)
+        assert "the bandwidth isn't known" in said(findings, "note")[0]
+
+
+def test_a_validator_gives_bandwidth_away_in_small_pieces():
+    clock = ManualClock()
+    desk = BandwidthDesk(clock)
+    whole = BandwidthProbe(bytes(LIMIT_PROBE_BYTES), LIMIT_PROBE_BYTES)
+    assert len(desk.probe("a", whole).data) == LIMIT_PROBE_BYTES
+    with pytest.raises(InputError, match="allowed: up to"):
+        desk.probe("a", BandwidthProbe(b"", LIMIT_PROBE_BYTES + 1))
+    for _ in range(7):
+        desk.probe("a", whole)
+    with pytest.raises(Busy, match="others measure"):
+        desk.probe("b", whole)
+    clock.advance(1.0)
+    for _ in range(8):
+        desk.probe("a", whole)
+    clock.advance(1.0)
+    with pytest.raises(Busy, match="enough for now") as refused:
+        desk.probe("a", whole)
+    assert refused.value.retry_after_s == pytest.approx(58.0)
+    desk.probe("b", whole)
+    clock.advance(58.0)
+    desk.probe("a", whole)
 
 
 async def test_what_is_wrong_on_the_way_is_said(served: tuple[Served, str]):

@@ -20,6 +20,7 @@ async def test_a_run_is_watched_and_a_disruption_is_marked_as_it_happens():
         await page.get_by_text("Nothing has disturbed the run so far.").first.wait_for()
         await page.locator("#loss .chart[aria-label*='at step 119;']").wait_for()
         assert await page.locator(".cell").count() == 9
+        await page.locator(".tile").filter(has_text="of what its members' devices can").wait_for()
         gone = run.disturb("silent")
         run.play(4, calm=True)
         await page.locator("#mark-legend").get_by_text("1 lost").wait_for()

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from loguru import logger
 
 from miner.caps import Caps
+from miner.log_tail import LogLine, LogTail
 from miner.page_http import TOKEN_FILE, MinerPage, page_token
 from miner.page_view import CapsChange, MinerView, view_of
+from miner.sensors import MachineView
 from miner.settings import MinerSettings
+from miner.told import Told
 from subnet.errors import ConfigError, NotFound
 from subnet.net.border import listen
 from subnet.net.rate import RateLimit
@@ -29,10 +33,26 @@ class Desk:
 
     def __init__(self, directory: Path) -> None:
         self.settings = MinerSettings(directory=directory, download_bytes_per_s=5e6)
-        self.caps, self.working = Caps(self.settings), True
+        self.caps, self.working, self.log = Caps(self.settings), True, LogTail()
+        self.rests = ""
+        self.told: Told | None = None
+        self.machine: MachineView | None = None
 
     def look(self) -> MinerView:
-        return view_of(HOTKEY, self.settings, self.caps.report(0), None, validator="", wanted=self.working)
+        return view_of(
+            HOTKEY,
+            self.settings,
+            self.caps.report(0),
+            None,
+            validator="",
+            wanted=self.working,
+            rests=self.rests,
+            told=self.told,
+            machine=self.machine,
+        )
+
+    def logs(self, after: int) -> tuple[LogLine, ...]:
+        return self.log.after(after)
 
     async def own_score(self) -> ScoreDetail:
         raise NotFound("no validator is followed at the moment")
@@ -115,6 +135,29 @@ async def test_reading_is_free_here_but_not_under_a_strangers_name(tmp_path: Pat
                 assert (response.status, (await response.json())["code"]) == (401, "unauthorized")
         async with session.get("/v1/miner/score") as response:
             assert response.status == 404
+
+
+async def test_why_it_rests_what_it_was_told_and_its_log_are_on_the_page(tmp_path: Path):
+    async with miner_page(tmp_path) as (url, desk, _), aiohttp.ClientSession(url) as session:
+        end = desk.log.start()
+        try:
+            logger.info("first")
+            logger.info("second")
+        finally:
+            end()
+        desk.rests = "the machine to be idle for 300 s: somebody is at the keyboard"
+        desk.told = Told(
+            since_s=1.0, time_s=2.0, validator="http://v", run="whale", code="back_off", reason="gone silently 3 times"
+        )
+        async with session.get("/v1/miner") as response:
+            view = await response.json()
+        assert (view["state"], view["waiting_for"], view["told"]["code"]) == ("resting", desk.rests, "back_off")
+        async with session.get("/v1/miner/logs") as response:
+            assert [line[3] for line in await response.json()] == ["first", "second"]
+        async with session.get("/v1/miner/logs?after=0") as response:
+            assert [line[3] for line in await response.json()] == ["second"]
+        async with session.get("/v1/miner/logs?after=x") as response:
+            assert (response.status, (await response.json())["code"]) == (400, "bad_input")
 
 
 def test_the_token_is_its_owners_alone_and_stays(tmp_path: Path):

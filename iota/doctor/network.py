@@ -115,7 +115,7 @@ async def _speed(client: SignedClient, *, up: bool) -> float:
         best = max(best, 8e-6 * size_bytes / max(1e-5, spent_s - trip_s))
         if time.perf_counter() + 2 * spent_s > until:
             break
-        size_bytes = min(LIMIT_PROBE_BYTES, 4 * size_bytes)
+        size_bytes = min(LIMIT_PROBE_BYTES // 2, 4 * size_bytes)
     return best
 
 
