@@ -8,7 +8,7 @@ const NAMES = { temperature: "Temperature", power: "Power", memory: "Memory", us
 export class Machine {
   constructor() {
     this.list = el("dl", { class: "facts-list" });
-    this.lead = el("p", { class: "muted small" });
+    this.lead = el("p", { class: "muted small facts" });
     this.node = card("Machine", { id: "machine", lead: "What the device says of itself" }, this.list, this.lead);
   }
 
