@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from postgres_server import Server
 
+from iota.cli.main import main
 from iota.swarm import LocalSwarm
 from subnet.run.config import RunConfig
 from subnet.run.runfile import parse_run
@@ -58,8 +59,12 @@ def root_of(swarm: LocalSwarm, name: str) -> str:
     return status.summary.root
 
 
-def drained(swarm: LocalSwarm) -> None:
-    swarm.kill("validator", signal.SIGUSR1)
+def drained(swarm: LocalSwarm, *, by_command: bool = False) -> None:
+    if by_command:
+        wallet = ("--wallet.name", "validator", "--wallet.path", str(swarm._keys.path))
+        assert main(["validator", "drain", "--validator.url", swarm.validator_url, *wallet]) == 0
+    else:
+        swarm.kill("validator", signal.SIGUSR1)
     assert swarm.wait_end("validator", Deadline.after(60)) == 0
 
 
@@ -90,7 +95,7 @@ def test_moved_there_and_back_without_losing_a_step(swarm: LocalSwarm, postgres:
     assert before["moved"].what == "moved"
     start(swarm, database.url)
     step(swarm, "moved", 5)
-    drained(swarm)
+    drained(swarm, by_command=True)
     at = {run.run: run for run in show(directory, database)}
     assert at["moved"].place == "postgresql"
     assert at["moved"].records > before["moved"].records
