@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from blake3 import blake3
 
 from subnet.errors import ConfigError
-from subnet.model.own_code import CodeName, hash_of, keep, parse_name, trust
+from subnet.model.own_code import CodeName, hash_of, parse_name, read_code, trust
 from subnet.run.config import RunConfig
+from subnet.store.disk import atomic_write
 
 if TYPE_CHECKING:
     from subnet.model.registry import Architecture
@@ -48,6 +50,16 @@ def keep_code(config: RunConfig, directory: Path) -> None:
     """Give a private swarm in ``directory`` the file that the run names, if it names one."""
     if config.model.modules:
         keep(_name(config).path, directory / CODE_FOLDER)
+
+
+def keep(path: Path, folder: Path) -> str:
+    """Copy a builder's file into a private swarm's folder, named by its hash, which is returned."""
+    data = read_code(path)
+    found = blake3(data).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / f"{found}.py").exists():
+        atomic_write(folder / f"{found}.py", data)
+    return found
 
 
 def _name(config: RunConfig) -> CodeName:

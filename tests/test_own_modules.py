@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import benchmarks.reference as reference_module
 from benchmarks.reference import Reference
-from iota.own_modules import for_others, load_modules
+from iota.own_modules import for_others, keep, load_modules
 from iota.swarm import LocalSwarm, SwarmOptions
 from miner.settings import MinerSettings
 from subnet.errors import ConfigError
@@ -217,7 +217,7 @@ def test_code_that_isnt_allowed_is_never_run(tmp_path: Path, monkeypatch: pytest
         own_code.allow([f"{trap}@{hash_}"])
     with pytest.raises(ConfigError, match=rf"names no hash \(.*{own_code.hash_of(trap)}"):
         own_code.allow([str(trap)])
-    kept = own_code.keep(trap, tmp_path / "code")
+    kept = keep(trap, tmp_path / "code")
     (tmp_path / "code" / f"{kept}.py").write_text("changed")
     own_code.allow(folder=tmp_path / "code")
     with pytest.raises(own_code.Corrupt):

@@ -18,7 +18,6 @@ from typing import Any
 from blake3 import blake3
 
 from subnet.errors import ConfigError, Corrupt, IotaError
-from subnet.store.disk import atomic_write
 
 LIMIT_CODE_BYTES = 1 << 20
 MODULES = "modules"
@@ -78,10 +77,11 @@ def _file_of_module(text: str, name: str) -> Path:
 
 def hash_of(path: Path) -> str:
     """BLAKE3 of the file, which is small."""
-    return blake3(_read(path)).hexdigest()
+    return blake3(read_code(path)).hexdigest()
 
 
-def _read(path: Path) -> bytes:
+def read_code(path: Path) -> bytes:
+    """The file's bytes; raises :class:`ConfigError` where it can't be read or is too large."""
     try:
         with path.open("rb") as stream:
             data = stream.read(LIMIT_CODE_BYTES + 1)
@@ -131,16 +131,6 @@ def check_code(model_config: Mapping[str, Any]) -> None:
         code_of(str(model_config.get("modules_hash")), str(model_config.get("modules")))
 
 
-def keep(path: Path, folder: Path) -> str:
-    """Copy a builder's file into a private swarm's folder; its hash."""
-    data = _read(path)
-    found = blake3(data).hexdigest()
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / f"{found}.py").exists():
-        atomic_write(folder / f"{found}.py", data)
-    return found
-
-
 def code_of(wanted: str, called: str) -> bytes:
     """The source with this hash; raises :class:`CodeNotAllowed` where nothing allowed here has it."""
     for entry in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
@@ -148,7 +138,7 @@ def code_of(wanted: str, called: str) -> bytes:
         path = path / f"{wanted}.py" if path.is_dir() else path
         if not path.is_file():
             continue
-        data = _read(path)
+        data = read_code(path)
         if blake3(data).hexdigest() == wanted:
             return data
         if path.stem == wanted:
