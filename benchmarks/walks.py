@@ -244,7 +244,9 @@ def main(arguments: list[str]) -> int:
     checkout = ROOT
     if not options.quick:
         checkout = scratch / "iota"
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(checkout)], check=True)
+        subprocess.run(
+            ["git", "-c", "advice.detachedHead=false", "clone", "--quiet", str(ROOT), str(checkout)], check=True
+        )
     home = scratch / "home"
     home.mkdir()
     place = Place(checkout, home, options.quick)
