@@ -29,7 +29,6 @@ from blake3 import blake3
 
 from benchmarks.corpus import OUT, fetch_documents
 from benchmarks.experts_load import ExpertLoad, draw, measure_load
-from benchmarks.parity_swarm import holdout_after_steps
 from benchmarks.reference import Reference
 from benchmarks.setting import stream_tokens
 from iota.export import export_run
@@ -163,11 +162,19 @@ def run_part(kind: str, shape: Shape, steps: int, data: PreparedData, out: Path)
     begun = directory / "begun"
     with LocalSwarm(directory, None if begun.exists() else config, STAGES, SwarmOptions(measure_costs=False)) as swarm:
         status = _finished(swarm, begun)
-        holdout = tuple((step + 1, loss) for step, loss in holdout_after_steps(status, steps))
+        holdout = holdout_by_updates(status, steps)
         load = _loads(swarm, config, out / f"{kind}-exports", data) if kind == "moe" else ()
         part = Part(identity, swarm.final_root(), _parameters(config), holdout, status.tokens_per_s, load)
     atomic_write(path, msgspec.json.encode(part))
     return part
+
+
+def holdout_by_updates(status: RunStatus, steps: int) -> tuple[tuple[int, float], ...]:
+    """(updates done, hold-out loss): a step's view has the loss of the state that it began with."""
+    found = [(view.step, view.holdout_loss) for view in status.steps if view.holdout_loss is not None]
+    if status.final_holdout_loss is not None:
+        found.append((steps, status.final_holdout_loss))
+    return tuple(found)
 
 
 def _parameters(config: RunConfig) -> int:

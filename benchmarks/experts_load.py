@@ -63,6 +63,7 @@ def draw(
         where.set_title(f"share of the choices, {name} (1 = even)", fontsize=10)
         where.set_xlabel("expert")
         where.set_ylabel("layer")
+        where.set_yticks(range(len(load.shares)))
         figure.colorbar(image, ax=where)
     tokens = [load.step * step_tokens / 1000 for load in loads]
     axes[1][0].plot(tokens, [load.busiest for load in loads], "o-", color="#c0392b", label="busiest of all layers")

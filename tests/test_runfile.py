@@ -93,14 +93,14 @@ BAD = {
     ),
     "nothing near": (
         GOOD + "zzz = 1",
-        "unknown key data.zzz (keys of [data]: sources, tokenizer, sequence_length, holdout_fraction)",
+        "unknown key data.zzz (keys of [data]: sources, weights, tokenizer, sequence_length, holdout_fraction)",
     ),
     "key above all sections": ("steps = 3\n" + GOOD, "unknown key steps (did you mean steps in [run]?)"),
     "section typo": (GOOD + "[optimiser]\n", "unknown section [optimiser] (did you mean [optimizer]?)"),
     "section unknown": (
         GOOD + "[zzz]\n",
-        "unknown section [zzz] (allowed: run, model, data, objective, optimizer, schedule, pipeline, lanes, precision, "
-        "merge, snapshot, evaluation, hardware, audit, prices)",
+        "unknown section [zzz] (allowed: run, model, data, objective, trainable, optimizer, schedule, pipeline, lanes, "
+        "precision, merge, snapshot, evaluation, hardware, audit, prices, alarms)",
     ),
     "section as value": (
         "data = 3\n" + GOOD.replace("[data]\n", ""),
@@ -151,7 +151,7 @@ BAD = {
     ),
     "both": (
         GOOD.replace("[data]", 'pretrained = "x"\n[data]'),
-        "model.config / model.pretrained = 'both or neither' is not allowed (allowed: exactly one of the two)",
+        "model.config / model.pretrained = 'both or neither' is not allowed (allowed: exactly one of the two, or model.modules)",
     ),
     "config number": (
         GOOD.replace('"config.json"', "3"),
