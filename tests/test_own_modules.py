@@ -18,6 +18,7 @@ from own_modules_case import build
 from torch import Tensor, nn
 
 import benchmarks.reference as reference_module
+import iota
 from benchmarks.reference import Reference
 from iota.own_modules import for_others, keep, load_modules
 from iota.swarm import LocalSwarm, SwarmOptions
@@ -256,6 +257,16 @@ def test_a_run_file_names_a_function_and_its_arguments(tmp_path: Path) -> None:
             load_modules(parse_run(text.replace('modules = "net.py:build"', wrong), tmp_path))
     with pytest.raises(ConfigError, match="exactly one of the two"):
         parse_run(text.replace("[model.config]", 'pretrained = "x"\n[model.config]'), tmp_path)
+
+
+def test_the_sdk_names_a_functions_file_and_allows_it_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(own_code.VARIABLE)
+    model = iota.Model.from_modules(build, depth=2)
+    assert model.section(tmp_path) == {"modules": f"{CASE}:build", "config": {"depth": 2}}
+    assert model.family == "modules"
+    assert own_code.code_of(HASH, "") == CASE.read_bytes()
+    with pytest.raises(ConfigError, match="no function at the top of a Python file"):
+        iota.Model.from_modules(lambda: [])
 
 
 def test_adapters_and_dialogues_are_for_library_models() -> None:
