@@ -358,14 +358,10 @@ class RunMember:
 
     def _refuse(self, owe: Refuse) -> None:
         """Hand a revoked lease back at once, unless its gradient is being added at this very moment."""
-        context = self._context
+        context, lease = self._context, (owe.step, owe.microbatch, owe.generation)
 
         def is_it(key: object) -> bool:
-            return (
-                isinstance(key, Compute)
-                and (key.step, key.microbatch, key.generation) == (owe.step, owe.microbatch, owe.generation)
-                and key.backward
-            )
+            return isinstance(key, Compute) and key.backward and (key.step, key.microbatch, key.generation) == lease
 
         under_way = [job for job in context.local.jobs if isinstance(job, Compute) and is_it(job)]
         if all([self._items.refuse(job) for job in under_way]):
