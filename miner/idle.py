@@ -107,7 +107,7 @@ class Looker:
 
     def look(self) -> Sight:
         ours = own_processes()
-        gpu = None if self._gpu is None else others_on_gpu(self._gpu, set(ours))
+        gpu = "" if self._gpu is None else others_on_gpu(self._gpu, set(ours))  # without a card nobody is on it
         waits = [seconds for seconds in (self._terminal_s(), self._desktop_s()) if seconds is not None]
         return Sight(self._load(ours), gpu, min(waits, default=None))
 

@@ -89,7 +89,7 @@ def test_load_is_looked_at_between_two_looks(tmp_path: Path):
     sight = looker.look()
     assert sight.load is not None
     assert 0.0 <= sight.load <= 1.0
-    assert (sight.gpu, sight.input_s is None or sight.input_s >= 0) == (None, True)
+    assert (sight.gpu, sight.input_s is None or sight.input_s >= 0) == ("", True)
 
 
 def test_a_terminal_that_was_read_from_is_somebody(tmp_path: Path):
