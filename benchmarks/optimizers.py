@@ -92,10 +92,10 @@ FULL = Setting(
     "full", 128, 4, 2048, 4, 8, 80, 32,
     (
         ("adamw", 4e-3, 0), ("muon", 4e-3, 0), ("adamw8bit", 4e-3, 0),
-        ("adamw", 8e-3, 0), ("muon", 8e-3, 0),
-        ("adamw", 4e-3, 1), ("adamw8bit", 4e-3, 1), ("muon", 4e-3, 1),
-        ("adamw", 4e-3, 2), ("adamw8bit", 4e-3, 2), ("muon", 4e-3, 2),
-        ("adamw", 2e-3, 0), ("muon", 2e-3, 0),
+        ("adamw", 2e-3, 0), ("adamw8bit", 2e-3, 0), ("muon", 2e-3, 0),
+        ("adamw", 2e-3, 1), ("adamw8bit", 2e-3, 1), ("muon", 2e-3, 1),
+        ("adamw", 2e-3, 2), ("adamw8bit", 2e-3, 2), ("muon", 2e-3, 2),
+        ("adamw", 1e-3, 0), ("adamw", 8e-3, 0), ("muon", 8e-3, 0),
     ),
     0.01,
 )  # fmt: skip
