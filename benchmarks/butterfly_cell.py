@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -168,7 +168,7 @@ def _rounds(cell: Cell, pipes: list[Connection]) -> dict[str, Any]:
             measured += found
     for pipe in pipes:
         pipe.send(None)
-    split: Counter[str] = Counter()
+    split: defaultdict[str, float] = defaultdict(float)
     for one in measured:
         for kind, spent in one.split_s.items():
             split[kind] += spent / len(measured)
