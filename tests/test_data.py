@@ -16,7 +16,6 @@ from subnet.model.data import (
     SampleOrder,
     Shard,
     TokenStream,
-    check_data,
     decode_manifest,
     encode_manifest,
     num_samples,
@@ -24,6 +23,7 @@ from subnet.model.data import (
     permute_array,
     row_group_hashes,
 )
+from subnet.model.data_checks import check_data
 from subnet.run.config import (
     NO_AUDITS,
     DataSection,

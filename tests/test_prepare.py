@@ -293,7 +293,7 @@ def test_a_full_disk_leaves_the_old_directory(book: Path, tmp_path: Path, monkey
     def full(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(prepare, "_write", full)
+    monkeypatch.setattr(prepare, "write_file", full)
     with pytest.raises(OutOfSpace) as caught:
         prepare_data([book], out, vocab_size=310)
     assert str(caught.value) == f"no space left for {out} (free some, or name a directory on another disk)"
