@@ -112,7 +112,7 @@ async def _speed(client: SignedClient, *, up: bool) -> float:
     best, size_bytes, until = 0.0, 64 << 10, time.perf_counter() + MEASURED_S
     for _ in range(MAX_TRANSFERS):
         spent_s = await once(size_bytes)
-        best = max(best, 8e-6 * size_bytes / max(1e-5, spent_s - trip_s))
+        best = max(best, 8e-6 * size_bytes / max(0.25 * spent_s, spent_s - trip_s))  # trips differ from one to the next
         if time.perf_counter() + 2 * spent_s > until:
             break
         size_bytes = min(LIMIT_PROBE_BYTES // 2, 4 * size_bytes)
