@@ -75,13 +75,20 @@ def test_who_lies_about_a_boundary_or_a_root_is_found_out_and_nobody_else(lie: s
     assert (outcomes["convicted"] > 0) == comes.startswith("case"), "who is only not believed is never convicted"
 
 
+KINDS: dict[str, tuple[range, dict[str, Any]]] = {
+    "plain": (range(10_000, 12_000), {}),
+    "delayed": (range(12_000, 12_500), {"delay": 1}),
+    "by store": (range(13_000, 13_500), {"make": AuditStoreSim}),
+    "mixed": (range(14_000, 14_500), {"make": AuditStoreSim, "mixed": True}),
+}
+AT_A_TIME = 250
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", MODES)
-def test_thousands_of_schedules_end_right(mode: str, request: pytest.FixtureRequest) -> None:
-    if "slow" not in request.config.getoption("-m"):
-        pytest.skip("minutes long; run with -m slow")
-    assert broken(range(10_000, 12_000), mode=mode) == {}
-    assert broken(range(12_000, 12_500), mode=mode, delay=1) == {}
-    assert broken(range(13_000, 13_500), AuditStoreSim, mode=mode) == {}
-    assert broken(range(14_000, 14_500), AuditStoreSim, mode=mode, mixed=True) == {}
+@pytest.mark.parametrize(
+    ("kind", "first"), [(kind, first) for kind, (seeds, _) in KINDS.items() for first in seeds[::AT_A_TIME]]
+)
+def test_thousands_of_schedules_end_right(kind: str, first: int, mode: str) -> None:
+    assert broken(range(first, first + AT_A_TIME), mode=mode, **KINDS[kind][1]) == {}
