@@ -63,6 +63,7 @@ def plot(
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.6))
     for variant in variants:
@@ -70,16 +71,20 @@ def plot(
         if not curves:
             continue
         steps = sorted(set.intersection(*(set(curve) for curve in curves)))
-        left.plot(steps, [fmean(curve[t] for curve in curves) for t in steps], label=variant.name)
+        (line,) = left.plot(steps, [fmean(curve[t] for curve in curves) for t in steps], label=variant.name)
         if not variant.is_sync and f"{variant.name}_difference" in figures:
             x, y = figures[f"{variant.name}_bytes_per_token"], 100 * figures[f"{variant.name}_difference"]
-            right.scatter([x], [y])
+            right.scatter([x], [y], color=line.get_color())
             right.annotate(variant.name, (x, y), fontsize=7, xytext=(4, 4), textcoords="offset points")
     right.axhline(1.0, color="grey", linewidth=0.8, linestyle="--")
     if "sync_bytes_per_token" in figures:
         right.axvline(figures["sync_bytes_per_token"] / 100, color="grey", linewidth=0.8, linestyle="--")
     left.set(xlabel="inner steps", ylabel="hold-out loss")
     right.set(xlabel="merge bytes a token and member", ylabel="hold-out loss over synchronous, %", xscale="log")
+    right.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    right.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    right.xaxis.set_minor_formatter(NullFormatter())
+    right.margins(x=0.12)
     left.legend(fontsize=7)
     for axes in (left, right):
         axes.grid(alpha=0.3)
