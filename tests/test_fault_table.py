@@ -26,11 +26,7 @@ def test_a_fault_changes_no_bit_where_steps_overlap(cell: Cell) -> None:
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("role", ROLES)
-def test_every_fault_in_every_phase_changes_no_bit(
-    role: str, phase: str, delay: int, request: pytest.FixtureRequest
-) -> None:
-    if "slow" not in request.config.getoption("-m"):
-        pytest.skip("minutes in all; run with -m slow")
+def test_every_fault_in_every_phase_changes_no_bit(role: str, phase: str, delay: int) -> None:
     for cell in cells(delay):
         if (cell.role, cell.phase) == (role, phase):
             attempt(cell, delay=delay)

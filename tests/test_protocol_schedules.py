@@ -48,9 +48,7 @@ def test_the_sim_sees_a_wrong_sum() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_ten_thousand_schedules_end_right(request: pytest.FixtureRequest) -> None:
-    if "slow" not in request.config.getoption("-m"):
-        pytest.skip("minutes long; run with -m slow")
+def test_ten_thousand_schedules_end_right() -> None:
     outcomes, examples = run_many(range(10_000, 20_000), checks_all=False)
     assert examples == {}
     assert outcomes["ok"] == 10_000

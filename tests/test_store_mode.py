@@ -64,9 +64,7 @@ def test_schedules_of_one_kind_of_trouble_end_right(profile: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_thousands_of_schedules_end_right(request: pytest.FixtureRequest) -> None:
-    if "slow" not in request.config.getoption("-m"):
-        pytest.skip("minutes long; run with -m slow")
+def test_thousands_of_schedules_end_right() -> None:
     assert failures(range(10_000, 12_000)) == {}
     assert failures(range(12_000, 14_000), mixed=True) == {}
 
@@ -123,9 +121,7 @@ def test_without_asking_the_store_a_false_receipt_stops_the_run(monkeypatch: pyt
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_every_fault_in_every_phase_changes_no_bit(request: pytest.FixtureRequest) -> None:
-    if "slow" not in request.config.getoption("-m"):
-        pytest.skip("minutes in all; run with -m slow")
+def test_every_fault_in_every_phase_changes_no_bit() -> None:
     for cell in BY_STORE:
         attempt_by_store(cell)
 

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from iota.cli.options import DEFAULT_WALLETS, WalletHotkey, WalletName, WalletPath
-
-AsJson = Annotated[bool, typer.Option("--json", help="As one line of JSON.")]
+from iota.cli.options import DEFAULT_WALLETS, AsJson, WalletHotkey, WalletName, WalletPath, print_json
 
 
 def add_to(wallet: typer.Typer) -> None:
@@ -57,9 +55,3 @@ def wallet_import(
         print_json({"wallet": name, "name": hotkey, "hotkey": signer.hotkey})
         return
     print(f"wallet {name}/{hotkey}: hotkey {signer.hotkey}")
-
-
-def print_json(found: dict[str, object]) -> None:
-    import msgspec
-
-    print(msgspec.json.encode(found).decode())
